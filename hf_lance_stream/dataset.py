@@ -1,0 +1,478 @@
+"""`LanceIterableDataset` and `from_lance`."""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+from datasets import DatasetInfo, Features, IterableDataset, NamedSplit
+from datasets.iterable_dataset import _BaseExamplesIterable
+
+from hf_lance_stream import words
+from hf_lance_stream.examples import LanceExamplesIterable, dividing_among_ranks, seed_of
+from hf_lance_stream.features import features_of
+from hf_lance_stream.permutation import SEED_LIMIT
+from hf_lance_stream.plan import Options, Shard, check_int
+from hf_lance_stream.source import open_source
+from hf_lance_stream.splits import Tail
+from hf_lance_stream.state import check_state, check_version, differences, find_states
+from hf_lance_stream.wrappers import (
+    batch_exactly,
+    count_rows,
+    is_shuffled_as_a_whole,
+    only_source,
+    read_rows_directly,
+    replace_source,
+    rows_below,
+)
+
+_KEEP = object()  # marks an argument that was not given
+
+
+def from_lance(
+    source: Any,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    num_splits: int | None = None,
+    shuffle_seed: int | None = None,
+    shuffle_clump_size: int | None = None,
+    epoch: int = 0,
+    tail: Tail | None = None,
+    version: int | str | None = None,
+    storage_options: dict[str, str] | None = None,
+    *,
+    with_row_id: bool = False,
+    features: Features | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    split: str | NamedSplit | None = None,
+) -> "LanceIterableDataset":
+    """Stream Lance tables as a Hugging Face dataset.
+
+    Args:
+        source: a path or URI (str or Path), a `lance.LanceDataset`, an embedded `lancedb` table,
+            or a list of these: its tables are read as one, in the order given.
+        columns: names of the columns to read; no other is read. ``"a.b"`` is the field ``b`` of
+            the struct ``a``. Default: all.
+        filter: SQL expression that selects rows, for example ``"label != 3"``. It is applied once,
+            when the dataset is made, and takes 8 bytes of memory per matching row.
+        num_splits: number of equal parts the epoch is cut into and dealt from, in turn, one row
+            of each. Default: one shard per fragment, in table order, when not shuffled; else 64
+            (fewer for fewer rows).
+        shuffle_seed: integer in ``[0, 2**64)``. Default: not shuffled.
+        shuffle_clump_size: neighbouring rows that the shuffle moves as one; larger reads faster,
+            smaller mixes better. Default: single rows.
+        epoch: the pass over the data, which with the seed determines the order.
+        tail: what becomes of the ``rows % num_splits`` surplus rows at the end of the epoch:
+            ``"drop"`` leaves them out, ``"pad"`` adds the first rows of the epoch until the last
+            cycle is complete, ``"keep"`` yields them. Default: "drop" with `num_splits` or more
+            than one rank, else "keep". Without splits nothing is dropped.
+        version: version number or tag of the table. Default: the latest. Either way the version
+            is pinned: later changes to the table do not show.
+        storage_options: options for Lance's object store, such as credentials.
+        with_row_id: add Lance's row id as the column ``"_rowid"`` (uint64).
+        features: features to cast the columns to. Default: those in the schema's Hugging Face
+            metadata, else from the Arrow types; see the README for media.
+        rank: index of this process among `world_size`; give both or neither.
+        world_size: number of processes; must divide the number of splits.
+        split: name of the Hugging Face split, such as "train".
+
+    Returns:
+        The dataset. Making it reads no data file, unless there is a filter or a binary column
+        whose feature must be found.
+
+    Raises:
+        FileNotFoundError: there is no table at the path, or no such version of it.
+        ValueError: any other argument that does not fit; the message names it.
+
+    Example:
+        >>> import datasets, hf_lance_stream as hls
+        >>> path = write_example_table(rows=100)
+        >>> ds = hls.from_lance(path, shuffle_seed=42, shuffle_clump_size=8)
+        >>> len(ds), sorted(row["id"] for row in ds) == list(range(100))
+        (100, True)
+    """
+    options = Options(
+        num_splits=num_splits,
+        shuffle_seed=shuffle_seed,
+        shuffle_clump_size=shuffle_clump_size,
+        tail=tail,
+    )
+    epoch = check_int("epoch", epoch, 0, 2**63)
+    opened = open_source(
+        source,
+        columns=columns,
+        filter=filter,
+        version=version,
+        storage_options=storage_options,
+        with_row_id=with_row_id,
+    )
+    examples = LanceExamplesIterable(opened, options, features_of(opened, features))
+    _ = examples.plan  # so that an impossible split is refused before anything else
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"give both or neither: got rank={rank!r}, world_size={world_size!r}")
+    if rank is not None and world_size is not None:
+        world_size = check_int("world_size", world_size, 1, 2**31)
+        rank = check_int("rank", rank, 0, world_size)
+        with dividing_among_ranks("world_size"):
+            examples = examples.shard_data_sources(world_size, rank)
+    return dataset_of(examples, split=split, epoch=epoch)
+
+
+def dataset_of(
+    examples: LanceExamplesIterable,
+    *,
+    info: DatasetInfo | None = None,
+    split: str | NamedSplit | None = None,
+    epoch: int = 0,
+    token_per_repo_id: dict[str, Any] | None = None,
+) -> "LanceIterableDataset":
+    """A dataset of `examples` with their features."""
+    info = info.copy() if info is not None else DatasetInfo()
+    info.features = examples.table_features.copy()
+    dataset = LanceIterableDataset(
+        examples,
+        info=info,
+        split=NamedSplit(split) if isinstance(split, str) else split,
+        token_per_repo_id=token_per_repo_id,
+    )
+    dataset.set_epoch(epoch)
+    return dataset
+
+
+class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
+    """A `datasets.IterableDataset` over Lance tables.
+
+    Everything a Hugging Face dataset can do, it does in the same way. What it adds: a shuffle
+    that needs no buffer, an exact state that restores the epoch, and a length.
+    """
+
+    _pass_is_running = False
+    _starting_state_dict: dict[str, Any] | None
+
+    # Length.
+
+    def __len__(self) -> int:
+        """Rows this process yields in one epoch.
+
+        Raises:
+            TypeError: when a filter, a batched map or a mix of sources makes it unknown.
+        """
+        length = count_rows(self._ex_iterable)
+        if length is None or self._distributed is not None:
+            raise TypeError(
+                "the number of rows is unknown before the pass: the dataset has a step that may "
+                "change it, such as filter, a batched map, batch or several sources"
+            )
+        return length
+
+    def __bool__(self) -> bool:
+        return True
+
+    # Order.
+
+    def shuffle(
+        self,
+        seed: int | None = None,
+        generator: np.random.Generator | None = None,
+        buffer_size: int | None = None,
+        max_buffer_input_shards: int | None = None,
+        *,
+        shuffle_clump_size: Any = _KEEP,
+    ) -> "LanceIterableDataset":
+        """Shuffle the whole table, in clumps, without a buffer.
+
+        It is the shuffle of `from_lance`: the order is a function of the seed and the epoch,
+        any position in it is found at once, and a resumed run has the very same order.
+        On a dataset whose order is frozen by `take` or `skip`, or that mixes in other sources,
+        it is the buffered shuffle of `datasets`, as the arguments say.
+
+        Args:
+            seed: integer in ``[0, 2**64)``.
+            generator: numpy generator, instead of a seed.
+            buffer_size: only for the buffered shuffle; has no effect on Lance tables.
+            max_buffer_input_shards: the same.
+            shuffle_clump_size: another clump size, None for single rows.
+
+        Raises:
+            ValueError: without seed and generator: every process would get another order.
+        """
+        if seed is None and generator is None:
+            raise ValueError(
+                "shuffle() needs a `seed` (or `generator`), so that every process and every "
+                "resumed run gets the same order: call shuffle(seed=42), or any other number"
+            )
+        given = {"buffer_size": buffer_size, "max_buffer_input_shards": max_buffer_input_shards}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not is_shuffled_as_a_whole(self._ex_iterable):
+            return self._adopt(super().shuffle(seed, generator, **given))
+        if given:
+            warnings.warn(
+                f"{', '.join(given)} has no effect: a Lance dataset is shuffled without a buffer",
+                stacklevel=2,
+            )
+        new: dict[str, Any] = {
+            "shuffle_seed": seed_of(generator)
+            if generator is not None
+            else check_int("seed", seed, 0, SEED_LIMIT)
+        }
+        if shuffle_clump_size is not _KEEP:
+            new["shuffle_clump_size"] = shuffle_clump_size
+        return self._with_examples(
+            lambda examples: examples.with_options(replace(examples.options, **new))
+        )
+
+    def shard(self, num_shards: int, index: int, contiguous: bool = True) -> "LanceIterableDataset":
+        """Keep the `index`-th of `num_shards` contiguous groups of splits.
+
+        Args:
+            num_shards: number of groups; must divide the number of splits. Natural shards need
+                not be divisible.
+            index: which group.
+            contiguous: whether natural shards are kept in blocks or round-robin.
+
+        Raises:
+            ValueError: when the splits cannot be dealt evenly.
+        """
+        num_shards = check_int("num_shards", num_shards, 1, 2**31)
+        index = check_int("index", index, 0, num_shards)
+        with dividing_among_ranks("num_shards"):
+            return self._adopt(super().shard(num_shards, index, contiguous))
+
+    def reshard(self, num_splits: int | None = None) -> "LanceIterableDataset":
+        """Have more shards of the same rows, or a given number of splits.
+
+        Args:
+            num_splits: number of splits of the whole epoch. Default: cut every natural shard in
+                half, or every split by the smallest number that divides its rows, so that no row
+                is lost or added.
+
+        Raises:
+            ValueError: a dataset already divided among ranks is given a number of splits.
+        """
+        if num_splits is None:
+            return self._adopt(super().reshard())
+        number = check_int("num_splits", num_splits, 1, SEED_LIMIT)
+
+        def resplit(examples: LanceExamplesIterable) -> LanceExamplesIterable:
+            if any(isinstance(step, Shard) for step in examples.steps):
+                raise ValueError(
+                    f"`num_splits` can only be set before the dataset is divided: got "
+                    f"num_splits={number}; call reshard before shard or split_dataset_by_node"
+                )
+            return examples.with_options(replace(examples.options, num_splits=number)).with_steps()
+
+        return self._with_examples(resplit)
+
+    # State.
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass; with a shuffle, its order.
+
+        Args:
+            epoch: integer in ``[0, 2**63)``.
+        """
+        super().set_epoch(check_int("epoch", epoch, 0, 2**63))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last row that was yielded, as JSON data.
+
+        Before a pass it is the start of the epoch, or what was loaded last.
+        """
+        if not self._pass_is_running and self._state_dict["epoch"] != self.epoch:
+            self._prepare_ex_iterable_for_iteration()
+        state: dict[str, Any] = super().state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+        """Continue at a saved position in the next pass.
+
+        It restores the epoch. A later `set_epoch` of the same epoch changes nothing; of another
+        one, or the end of the pass, lets go of the state.
+
+        Args:
+            state_dict: what `state_dict` returned.
+            strict: refuse a state of another table, version, filter or order. If False, warn,
+                and continue at the same position in this dataset.
+
+        Raises:
+            ValueError: when the state does not fit; each field that differs is named.
+        """
+        if not isinstance(state_dict, dict) or not {"examples_iterable", "epoch"} <= set(
+            state_dict
+        ):
+            raise ValueError(
+                "`state_dict` must be what `state_dict()` of a dataset returned: got "
+                f"{str(state_dict)[:200]}"
+            )
+        epoch = check_int("epoch", state_dict["epoch"], 0, 2**63, " in the state")
+        saved = deepcopy(state_dict)
+        before = self.epoch, self._starting_state_dict
+        self.set_epoch(epoch)
+        try:
+            self._check(saved, strict)
+        except ValueError:
+            self.set_epoch(before[0])
+            self._starting_state_dict = before[1]
+            raise
+        self._starting_state_dict = saved
+        self._prepare_ex_iterable_for_iteration()
+
+    def _check(self, saved: dict[str, Any], strict: bool) -> None:
+        """Check `saved` against this dataset at its epoch; adapt it if it need not fit."""
+        found = list(find_states(saved))
+        for state in found:
+            check_version(state)
+        if not found:
+            raise ValueError(
+                "`state_dict` is not a state of a Lance dataset: it was saved by a dataset of "
+                "another kind"
+            )
+        self._starting_state_dict = None
+        examples = only_source(super()._prepare_ex_iterable_for_iteration())
+        if examples is None or torch.utils.data.get_worker_info() is not None:
+            return  # several sources, or a worker's part: each reader checks when it starts
+        now = examples.fingerprint, examples.plan.part()
+        for state in found:
+            lines = [] if strict else differences(state, *now)
+            if lines:
+                warnings.warn(
+                    "continuing at the position of a state that differs: " + "; ".join(lines),
+                    stacklevel=3,
+                )
+                state["fingerprint"], state["part"] = now
+            check_state(state, *now, len(examples.plan))
+
+    # Iteration.
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._one_pass(super().__iter__())
+
+    def iter(self, batch_size: int, drop_last_batch: bool = False) -> Iterator[Any]:
+        """Iterate over batches of `batch_size` rows; the last one may be short.
+
+        Args:
+            batch_size: rows per batch.
+            drop_last_batch: leave out a short last batch.
+        """
+        batch_size = check_int("batch_size", batch_size, 1, 2**62)
+        yield from self._one_pass(super().iter(batch_size, drop_last_batch))
+
+    def _one_pass(self, rows: Iterator[Any]) -> Iterator[Any]:
+        """Yield all of `rows`; a pass that is over forgets the state it started from."""
+        if self._starting_state_dict and self._starting_state_dict["epoch"] != self.epoch:
+            self._starting_state_dict = None
+        self._pass_is_running = True
+        try:
+            yield from rows
+            self._starting_state_dict = None
+        finally:
+            self._pass_is_running = False
+
+    def _prepare_ex_iterable_for_iteration(
+        self, batch_size: int = 1, drop_last_batch: bool = False
+    ) -> _BaseExamplesIterable:
+        starting, self._starting_state_dict = self._starting_state_dict, None
+        try:
+            prepared = super()._prepare_ex_iterable_for_iteration(batch_size, drop_last_batch)
+        finally:
+            self._starting_state_dict = starting
+        if self._formatting is None:
+            prepared = rows_below(prepared, self.features) or prepared
+        prepared = batch_exactly(prepared)
+        self._state_dict = {"examples_iterable": prepared._init_state_dict(), "epoch": self.epoch}
+        if starting and self.epoch == starting["epoch"]:
+            prepared.load_state_dict(starting["examples_iterable"])
+            self._state_dict["examples_iterable"] = prepared._state_dict
+        return prepared
+
+    def __setstate__(self, d: dict[str, Any]) -> None:
+        super().__setstate__(d)
+        self._pass_is_running = False  # a copy made during a pass does not run it
+
+    # Words.
+
+    def __repr__(self) -> str:
+        return words.representation(self)
+
+    def describe(self) -> str:
+        """What is read, in which order and in which parts, in words."""
+        return words.description(self)
+
+    # The class stays.
+
+    def _adopt(self, other: IterableDataset) -> "LanceIterableDataset":
+        """`other`, made from this dataset by a method of `datasets`, in this class."""
+        if isinstance(other, LanceIterableDataset):
+            return other
+        if self._starting_state_dict is not None:
+            warnings.warn(
+                "a state loaded before a transformation does not reach the new dataset: "
+                "transform first, then load the state",
+                stacklevel=3,
+            )
+        new = LanceIterableDataset(
+            read_rows_directly(other._ex_iterable),
+            info=other._info,
+            split=other._split,
+            formatting=other._formatting,
+            distributed=other._distributed,
+            token_per_repo_id=other._token_per_repo_id,
+        )
+        new.set_epoch(self.epoch)
+        return new
+
+    def _with_examples(
+        self, change: Callable[[LanceExamplesIterable], LanceExamplesIterable]
+    ) -> "LanceIterableDataset":
+        """The same dataset with its `LanceExamplesIterable` changed."""
+        return self._adopt(
+            IterableDataset(
+                replace_source(self._ex_iterable, change),
+                info=self._info.copy(),
+                split=self._split,
+                formatting=self._formatting,
+                distributed=deepcopy(self._distributed),
+                token_per_repo_id=self._token_per_repo_id,
+            )
+        )
+
+
+TRANSFORMATIONS = (
+    "add_column",
+    "batch",
+    "cast",
+    "cast_column",
+    "decode",
+    "filter",
+    "map",
+    "remove_columns",
+    "rename_column",
+    "rename_columns",
+    "repeat",
+    "select_columns",
+    "skip",
+    "take",
+    "with_format",
+)
+"""Methods of `IterableDataset` that make a plain `IterableDataset`, beside those above."""
+
+
+def _keep_class(name: str) -> Callable[..., LanceIterableDataset]:
+    method = getattr(IterableDataset, name)
+
+    @functools.wraps(method)
+    def transformation(
+        self: LanceIterableDataset, *args: Any, **kwargs: Any
+    ) -> LanceIterableDataset:
+        return self._adopt(method(self, *args, **kwargs))
+
+    return transformation
+
+
+for _name in TRANSFORMATIONS:
+    setattr(LanceIterableDataset, _name, _keep_class(_name))

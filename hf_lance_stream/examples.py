@@ -1,0 +1,300 @@
+"""`LanceExamplesIterable`: the split-aware source under a Hugging Face `IterableDataset`.
+
+Order, epoch, shards and state live here, because every transformation of `datasets` keeps the
+examples iterable but not the class of the dataset.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch.utils.data
+from datasets import Features
+from datasets.formatting import PythonFormatter
+from datasets.iterable_dataset import _BaseExamplesIterable
+from datasets.table import table_cast
+
+from hf_lance_stream.permutation import ORDER_VERSION, SEED_LIMIT
+from hf_lance_stream.plan import Options, Plan, Reshard, Role, Shard, Step, make_plan
+from hf_lance_stream.reader import read_ahead
+from hf_lance_stream.source import Source
+from hf_lance_stream.splits import check_divisible, suggest_num_splits
+from hf_lance_stream.state import LiveState, check_state, fingerprint_text, new_state
+
+_CHUNK_BYTES = 8 << 20  # read at a time; three chunks are in memory
+_CHUNK_ROWS = (64, 4096)  # bounds of the same in rows
+
+_divided_as: ContextVar[str | None] = ContextVar("_divided_as", default=None)
+
+
+@contextmanager
+def dividing_among_ranks(name: str) -> Iterator[None]:
+    """Take every ``shard_data_sources`` inside for a division among ranks, which must be even.
+
+    Args:
+        name: what the user calls the number of ranks, for the error.
+    """
+    token = _divided_as.set(name)
+    try:
+        yield
+    finally:
+        _divided_as.reset(token)
+
+
+ArrowIterator = Iterator[tuple[Any, pa.Table]]
+
+
+class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
+    """Rows of Lance tables in the order of an epoch.
+
+    Like the iterable of a packaged builder it is untyped: it yields Arrow tables with the
+    schema of `table_features`, or rows as python objects, and leaves decoding to `datasets`.
+
+    `datasets` tells it of a user's shuffle, of an epoch and of a worker through two calls only
+    (contract-tested in `tests/test_datasets_contract.py`). ``shuffle_data_sources`` directly
+    followed by ``shift_rngs(e)`` is epoch `e`; a shuffle that anything else follows is the
+    user's; a shift without a shuffle comes from a worker, or from a dataset whose order
+    ``skip`` and ``take`` have frozen, and changes nothing.
+
+    Args:
+        source: the rows.
+        options: how they are ordered and cut.
+        table_features: features of the columns of `source`.
+        steps: sharding and resharding done so far.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        options: Options,
+        table_features: Features,
+        steps: tuple[Step, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.table_features = table_features
+        self._options = options
+        self._steps = steps
+        self._shuffle: np.random.Generator | None = None
+        self._plan: Plan | None = None
+        self._sleep_on_threads_shutdown = False
+
+    # What `datasets` asks for before it iterates.
+
+    @property
+    def options(self) -> Options:
+        """The options, with a shuffle that turned out to be the user's."""
+        if self._shuffle is not None:
+            seed = seed_of(self._shuffle)
+            self._options = replace(self._options, shuffle_seed=seed)
+            self._shuffle = None
+        return self._options
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Sharding and resharding done so far."""
+        return self._steps
+
+    @property
+    def plan(self) -> Plan:
+        """The rows this iterable yields; made once."""
+        options = self.options
+        if self._plan is None:
+            self._plan = make_plan(
+                options,
+                rows=self.source.num_rows,
+                shard_rows=self.source.shard_rows,
+                steps=self._steps,
+            )
+        return self._plan
+
+    @property
+    def num_shards(self) -> int:
+        """Splits, or natural shards, of this iterable."""
+        return _NumShards(self.plan.num_shards, is_natural=self.plan.layout is None)
+
+    def shuffle_data_sources(self, generator: np.random.Generator) -> "LanceExamplesIterable":
+        """Take a shuffle that may yet turn out to be an epoch; see the class."""
+        new = self.with_options(self.options)
+        new._shuffle = generator
+        return new
+
+    def shift_rngs(self, value: int) -> "LanceExamplesIterable":
+        """Make a shuffle just taken the epoch `value`; see the class."""
+        if self._shuffle is None:
+            return self
+        return self.with_options(replace(self._options, epoch=value))
+
+    def shard_data_sources(
+        self, num_shards: int, index: int, contiguous: bool = True
+    ) -> "LanceExamplesIterable":
+        """Keep the `index`-th of `num_shards` groups of shards.
+
+        Splits go out in contiguous groups whatever `contiguous` says. ``contiguous=False`` is
+        how `datasets` splits among ranks and workers; these must get equally many splits.
+        """
+        steps = self._steps
+        role: Role = "piece"
+        if (name := _divided_as.get()) is not None:
+            role = "rank"
+            if self.plan.layout is None and name == "world_size":
+                _ = self.num_shards % num_shards  # refuses an uneven division
+            elif self.plan.layout is not None:
+                check_divisible(self.num_shards, num_shards, name)
+        elif not contiguous:
+            # The worker's call is the last one in a worker; one before it was the rank's.
+            steps = tuple(
+                replace(s, role="rank") if isinstance(s, Shard) and s.role == "worker" else s
+                for s in steps
+            )
+            role = "worker" if torch.utils.data.get_worker_info() is not None else "rank"
+        step = Shard(num_parts=num_shards, index=index, contiguous=contiguous, role=role)
+        return self.with_steps(*steps, step)
+
+    def reshard_data_sources(self) -> "LanceExamplesIterable":
+        """Cut the shards further: the same rows in more shards, where that is possible."""
+        return self.with_steps(*self._steps, Reshard())
+
+    def with_options(self, options: Options) -> "LanceExamplesIterable":
+        """A copy with other options, nothing read yet."""
+        return LanceExamplesIterable(self.source, options, self.table_features, self._steps)
+
+    def with_steps(self, *steps: Step) -> "LanceExamplesIterable":
+        """A copy with other steps, nothing read yet."""
+        new = LanceExamplesIterable(self.source, self.options, self.table_features, steps)
+        _ = new.plan  # so that an impossible split is refused here
+        return new
+
+    # State.
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What this iterable reads; a state of anything else is refused."""
+        plan = self.plan
+        values = {
+            "table": self.source.name,
+            "version": self.source.version,
+            "filter": self.source.filter,
+            "columns": list(self.source.columns),
+            "rows": plan.order.rows,
+            "num_splits": plan.layout.num_splits if plan.layout else None,
+            "shuffle_seed": plan.order.seed,
+            "shuffle_clump_size": plan.order.clump_size if plan.order.seed is not None else None,
+            "tail": plan.layout.tail if plan.layout else None,
+            "epoch": self.options.epoch,
+            "order_version": ORDER_VERSION,
+        }
+        return {name: fingerprint_text(value) for name, value in values.items()}
+
+    def _init_state_dict(self) -> LiveState:
+        self._state_dict = new_state(self.fingerprint, self.plan.part())
+        self._state_dict["chunk_rows"] = self._chunk_rows()
+        return self._state_dict
+
+    def _chunk_rows(self) -> int:
+        low, high = _CHUNK_ROWS
+        target = min(max(_CHUNK_BYTES // self.source.row_bytes, low), high)
+        return self.plan.chunk_rows(target)
+
+    # Iteration.
+
+    @property
+    def iter_arrow(self) -> Callable[[], ArrowIterator]:
+        """Iterate over tables of many rows."""
+        return self._iter_arrow
+
+    def _iter_arrow(self) -> ArrowIterator:
+        for stop, table in self._chunks():
+            if self._state_dict is not None:
+                self._state_dict["position"] = stop
+            yield stop, table
+
+    def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        formatter = PythonFormatter()
+        for stop, table in self._chunks():
+            batch = formatter.format_batch(table)
+            names = list(batch)
+            position = stop - table.num_rows
+            for values in zip(*batch.values(), strict=True):
+                position += 1
+                if self._state_dict is not None:
+                    self._state_dict["position"] = position
+                yield position, dict(zip(names, values, strict=True))
+
+    def _chunks(self) -> Iterator[tuple[int, pa.Table]]:
+        """Tables from the current position on, each with the position after it."""
+        plan, source = self.plan, self.source
+        begin, chunk = 0, None
+        if self._state_dict is not None:
+            check_state(self._state_dict, self.fingerprint, plan.part(), len(plan))
+            begin, chunk = self._state_dict["position"], self._state_dict["chunk_rows"]
+        schema = self.table_features.arrow_schema
+
+        def read(start: int, stop: int) -> pa.Table:
+            return table_cast(source.read(plan.rows(start, stop)), schema)
+
+        return read_ahead(read, begin, len(plan), chunk or self._chunk_rows())
+
+    def __copy__(self) -> "LanceExamplesIterable":
+        new = object.__new__(LanceExamplesIterable)
+        new.__dict__.update(self.__dict__)
+        return new
+
+
+class _NumShards(int):
+    """A number of shards that refuses to be spread unevenly over ranks.
+
+    ``split_dataset_by_node`` decides with ``num_shards % world_size`` whether every rank reads
+    its own shards, or everything and drops most of it; the latter is refused here.
+    """
+
+    _is_natural: bool
+
+    def __new__(cls, value: int, *, is_natural: bool) -> "_NumShards":
+        new = super().__new__(cls, value)
+        new._is_natural = is_natural
+        return new
+
+    def __mod__(self, world_size: int) -> int:
+        rest = int(self) % world_size
+        if rest and self._is_natural:
+            near = suggest_num_splits(max(int(self), world_size, 48), world_size)
+            raise ValueError(
+                f"the natural shards (one per fragment) must be divisible by world_size: got "
+                f"{int(self)} shards, world_size={world_size}; give the dataset a number of "
+                f"splits that {world_size} divides, such as num_splits={near[0]}"
+            )
+        check_divisible(int(self), world_size, "world_size")
+        return rest
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
+
+
+def seed_of(generator: np.random.Generator) -> int:
+    """The seed in ``[0, 2**64)`` that a numpy generator stands for.
+
+    A fresh ``np.random.default_rng(seed)`` stands for `seed`, so that every way to shuffle
+    with the same seed gives the same order; any other generator for its next draw.
+
+    Raises:
+        ValueError: for a generator made without a seed: every process would get another order.
+    """
+    sequence: Any = getattr(generator.bit_generator, "seed_seq", None)
+    entropy = getattr(sequence, "entropy", None)
+    if isinstance(entropy, int | np.integer) and not sequence.spawn_key:
+        if not 0 <= entropy < SEED_LIMIT:
+            raise ValueError(
+                "a shuffle needs a seed in [0, 2**64), so that every process and every resumed "
+                "run gets the same order: call shuffle(seed=42), or any other number"
+            )
+        if type(generator.bit_generator)(sequence).state == generator.bit_generator.state:
+            return int(entropy)
+    bits = type(generator.bit_generator)()
+    bits.state = copy(generator.bit_generator.state)
+    return int(np.random.Generator(bits).integers(2**63))

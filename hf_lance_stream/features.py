@@ -1,0 +1,101 @@
+"""Hugging Face features of a Lance table."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Features
+from datasets.packaged_modules.lance.lance import MAGIC_BYTES_EXTENSION_AND_FEATURE_TYPES
+from datasets.table import table_cast
+
+from hf_lance_stream.source import Source
+
+_SNIFFED_ROWS = 16  # rows looked at for the first bytes that are not null
+
+MediaFeature = Any  # Audio | Image | Video, which are untyped here
+
+
+def features_of(source: Source, features: Features | None = None) -> Features:
+    """Features of the columns of `source`.
+
+    They come from `features` if given, else from Hugging Face metadata in the schema, else
+    from the Arrow types. Binary columns without metadata that start like an image, audio or
+    video file get its feature, as in the `lance` builder of `datasets`; for these, and only
+    these, a few rows are read.
+
+    Raises:
+        ValueError: when a column has a type that features cannot hold, or `features` does not
+            name the columns of `source`.
+    """
+    schema = source.schema
+    if features is not None:
+        _check_names(schema, features)
+        _check_cast(schema, features)
+        return Features({name: features[name] for name in schema.names})
+    found = {}
+    for field in schema:
+        one = pa.schema([field], metadata=schema.metadata)
+        try:
+            found.update(Features.from_arrow_schema(one))
+        except (ValueError, NotImplementedError, TypeError) as error:
+            raise ValueError(
+                f"column {field.name!r} has the type {field.type}, which Hugging Face features "
+                f"cannot hold ({error}); leave it out with `columns`, or store it as another type"
+            ) from error
+    if not isinstance(schema.metadata, Mapping) or b"huggingface" not in schema.metadata:
+        found.update(_sniff(source))
+    return Features(found)
+
+
+def _check_names(schema: pa.Schema, features: Features) -> None:
+    missing = [name for name in features if name not in schema.names]
+    extra = [name for name in schema.names if name not in features]
+    if missing:
+        near = difflib.get_close_matches(missing[0], schema.names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"`features` names {missing}, which are not among the columns {schema.names}{hint}"
+        )
+    if extra:
+        raise ValueError(
+            f"`features` must name every column that is read: {extra} are missing; add them, or "
+            f"choose columns={list(features)}"
+        )
+
+
+def _check_cast(schema: pa.Schema, features: Features) -> None:
+    try:
+        table_cast(schema.empty_table(), features.arrow_schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"`features` cannot be cast from the table's types: {error}; got features={features}"
+        ) from error
+
+
+def _sniff(source: Source) -> dict[str, MediaFeature]:
+    """Media features of the binary columns whose first bytes look like a media file."""
+    names = [
+        field.name
+        for field in source.schema
+        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+    ]
+    if not names or source.num_rows == 0:
+        return {}
+    rows = source.select(names).read(np.arange(min(_SNIFFED_ROWS, source.num_rows)))
+    found: dict[str, MediaFeature] = {}
+    for name in names:
+        first = next((v.as_py() for v in rows.column(name) if v.is_valid), None)
+        feature = _media_feature(first) if first else None
+        if feature is not None:
+            found[name] = feature
+    return found
+
+
+def _media_feature(data: bytes) -> MediaFeature | None:
+    for magic_hex, _, feature in MAGIC_BYTES_EXTENSION_AND_FEATURE_TYPES:
+        magic = bytes.fromhex(magic_hex)
+        if magic in data[: len(magic) * 2]:  # the builder of `datasets` allows some padding
+            return feature
+    return None

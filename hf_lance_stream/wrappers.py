@@ -1,0 +1,293 @@
+"""What this package knows of the iterables `datasets` wraps around ours.
+
+A dataset's `_ex_iterable` is a chain of wrappers over a `LanceExamplesIterable`, or a tree when
+it mixes sources. These functions walk it. All of it is private to `datasets`; the contract
+tests in `tests/test_datasets_contract.py` fail when a release changes what is relied on.
+"""
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from datasets import Features
+from datasets.features.features import require_decoding
+from datasets.iterable_dataset import (
+    FilteredExamplesIterable,
+    FormattedExamplesIterable,
+    MappedExamplesIterable,
+    RebatchedArrowExamplesIterable,
+    RepeatExamplesIterable,
+    SelectColumnsIterable,
+    SkipExamplesIterable,
+    TakeExamplesIterable,
+    _BaseExamplesIterable,
+)
+
+from hf_lance_stream.examples import LanceExamplesIterable
+
+
+class _Transparent(_BaseExamplesIterable):  # type: ignore[misc]
+    """A wrapper that has the state, the shards and the order of the iterable below."""
+
+    def __init__(self, ex_iterable: _BaseExamplesIterable) -> None:
+        super().__init__()
+        self.ex_iterable = ex_iterable
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the iterable below."""
+        shards: int = self.ex_iterable.num_shards
+        return shards
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.ex_iterable._init_state_dict()
+        self._state_dict = state
+        return state
+
+    def _over(self, ex_iterable: _BaseExamplesIterable) -> Self:
+        new = copy(self)
+        new.ex_iterable, new._state_dict = ex_iterable, None
+        return new
+
+    def shuffle_data_sources(self, generator: np.random.Generator) -> Self:
+        """Pass it on."""
+        return self._over(self.ex_iterable.shuffle_data_sources(generator))
+
+    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> Self:
+        """Pass it on."""
+        return self._over(
+            self.ex_iterable.shard_data_sources(num_shards, index, contiguous=contiguous)
+        )
+
+    def reshard_data_sources(self) -> Self:
+        """Pass it on."""
+        return self._over(self.ex_iterable.reshard_data_sources())
+
+
+class RowsIterable(_Transparent):
+    """Rows of an iterable as typed python objects, read in chunks, with an exact state.
+
+    It stands where `datasets` puts a one-row table per row: same rows, many times faster.
+
+    Args:
+        ex_iterable: an iterable that `rows_below` accepts.
+        row_features: the features its rows have.
+    """
+
+    def __init__(self, ex_iterable: _BaseExamplesIterable, row_features: Features) -> None:
+        super().__init__(ex_iterable)
+        self._row_features = row_features
+
+    @property
+    def is_typed(self) -> bool:
+        """Its rows need no cast."""
+        return True
+
+    @property
+    def features(self) -> Features:
+        """Features of the rows."""
+        return self._row_features
+
+    def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        yield from self.ex_iterable
+
+
+class BatchesIterable(_Transparent):
+    """Tables of `batch_size` rows of a source, with an exact state between any two of them.
+
+    The state of the wrapper of `datasets` that it stands for counts batches from the last chunk
+    on, so that it can only be continued with the same batch size; this one counts rows.
+
+    Args:
+        ex_iterable: a `LanceExamplesIterable`, maybe under select_columns.
+        batch_size: rows per table, at least 1.
+        drop_last_batch: leave out a short last table.
+    """
+
+    def __init__(
+        self, ex_iterable: _BaseExamplesIterable, batch_size: int, drop_last_batch: bool
+    ) -> None:
+        super().__init__(ex_iterable)
+        self.batch_size = batch_size
+        self.drop_last_batch = drop_last_batch
+
+    @property
+    def iter_arrow(self) -> Callable[[], Iterator[tuple[Any, pa.Table]]]:
+        """Iterate over the tables."""
+        return self._iter_arrow
+
+    def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        yield from self.ex_iterable
+
+    def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
+        rest: pa.Table | None = None
+        stop = 0
+        for stop, chunk in self.ex_iterable.iter_arrow():
+            table = pa.concat_tables([rest, chunk]) if rest is not None else chunk
+            position = stop - table.num_rows
+            first = 0
+            while table.num_rows - first >= self.batch_size:
+                piece = table.slice(first, self.batch_size)
+                first += self.batch_size
+                self._set_position(position + first)
+                yield position + first, piece
+            rest = table.slice(first) if first < table.num_rows else None
+        self._set_position(stop)
+        if rest is not None and not self.drop_last_batch:
+            yield stop, rest
+
+    def _set_position(self, position: int) -> None:
+        if self._state_dict is not None and position:
+            self._state_dict["position"] = position
+
+
+_ROW_FOR_ROW = (
+    BatchesIterable,
+    FormattedExamplesIterable,
+    RebatchedArrowExamplesIterable,
+    RowsIterable,
+    SelectColumnsIterable,
+)
+_PASSES_SHUFFLE_ON = (*_ROW_FOR_ROW, MappedExamplesIterable, RepeatExamplesIterable)
+_YIELDS_ROWS = (
+    RepeatExamplesIterable,
+    SelectColumnsIterable,
+    SkipExamplesIterable,
+    TakeExamplesIterable,
+)
+
+
+def sources(ex_iterable: _BaseExamplesIterable) -> Iterator[LanceExamplesIterable]:
+    """Every source of ours in a tree of iterables, in order."""
+    if isinstance(ex_iterable, LanceExamplesIterable):
+        yield ex_iterable
+    elif hasattr(ex_iterable, "ex_iterables"):
+        for child in ex_iterable.ex_iterables:
+            yield from sources(child)
+    elif hasattr(ex_iterable, "ex_iterable"):
+        yield from sources(ex_iterable.ex_iterable)
+
+
+def only_source(ex_iterable: _BaseExamplesIterable) -> LanceExamplesIterable | None:
+    """The source at the end of a chain, or None for a tree."""
+    while not isinstance(ex_iterable, LanceExamplesIterable):
+        if not hasattr(ex_iterable, "ex_iterable"):
+            return None
+        ex_iterable = ex_iterable.ex_iterable
+    return ex_iterable
+
+
+def replace_source(
+    ex_iterable: _BaseExamplesIterable,
+    change: Callable[[LanceExamplesIterable], LanceExamplesIterable],
+) -> _BaseExamplesIterable:
+    """A copy of a chain with another source at its end.
+
+    Raises:
+        ValueError: for a tree.
+    """
+    if isinstance(ex_iterable, LanceExamplesIterable):
+        return change(ex_iterable)
+    if not hasattr(ex_iterable, "ex_iterable"):
+        raise ValueError("the dataset mixes several sources: change them before they are mixed")
+    new = copy(ex_iterable)
+    new.ex_iterable = replace_source(ex_iterable.ex_iterable, change)
+    return new
+
+
+def count_rows(ex_iterable: _BaseExamplesIterable) -> int | None:
+    """Rows an iterable yields in an epoch, or None if only iterating tells."""
+    if isinstance(ex_iterable, LanceExamplesIterable):
+        return len(ex_iterable.plan)
+    if not hasattr(ex_iterable, "ex_iterable"):
+        return None
+    below = count_rows(ex_iterable.ex_iterable)
+    if below is None or getattr(ex_iterable, "drop_last_batch", False):
+        return None
+    if isinstance(ex_iterable, TakeExamplesIterable):
+        return min(max(0, int(ex_iterable.n)), below)
+    if isinstance(ex_iterable, SkipExamplesIterable):
+        return below - min(max(0, int(ex_iterable.n)), below)
+    if isinstance(ex_iterable, RepeatExamplesIterable):
+        times = ex_iterable.num_times
+        return None if times is None else below * max(0, int(times))
+    is_map = type(ex_iterable) is MappedExamplesIterable and not ex_iterable.batched
+    return below if is_map or isinstance(ex_iterable, _ROW_FOR_ROW) else None
+
+
+def is_shuffled_as_a_whole(ex_iterable: _BaseExamplesIterable) -> bool:
+    """Whether shuffling the source shuffles the dataset: nothing mixes, takes or skips rows."""
+    if isinstance(ex_iterable, LanceExamplesIterable):
+        return True
+    return isinstance(ex_iterable, _PASSES_SHUFFLE_ON) and is_shuffled_as_a_whole(
+        ex_iterable.ex_iterable
+    )
+
+
+def rows_below(
+    ex_iterable: _BaseExamplesIterable, features: Features | None
+) -> _BaseExamplesIterable | None:
+    """What yields the same python rows as a formatted chain, without one table per row.
+
+    Args:
+        ex_iterable: a chain as `datasets` prepares it to yield rows.
+        features: the features its rows shall have.
+
+    Returns:
+        The iterable below the formatting, or None where the formatting does more than convert:
+        when it casts, decodes media or adds columns.
+    """
+    if isinstance(ex_iterable, FormattedExamplesIterable):
+        ex_iterable = ex_iterable.ex_iterable
+    if isinstance(ex_iterable, RebatchedArrowExamplesIterable) and not ex_iterable.drop_last_batch:
+        ex_iterable = ex_iterable.ex_iterable
+    if features is None or require_decoding(features):
+        return None
+    return ex_iterable if _row_features(ex_iterable) == features else None
+
+
+def _row_features(ex_iterable: _BaseExamplesIterable) -> Features | None:
+    """Features of the rows of a source under select_columns, take, skip and repeat."""
+    if isinstance(ex_iterable, LanceExamplesIterable):
+        return ex_iterable.table_features
+    if not isinstance(ex_iterable, _YIELDS_ROWS):
+        return None
+    below = _row_features(ex_iterable.ex_iterable)
+    if below is not None and isinstance(ex_iterable, SelectColumnsIterable):
+        return Features({name: below[name] for name in ex_iterable.column_names})
+    return below
+
+
+def batch_exactly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
+    """The same chain, with `BatchesIterable` where `datasets` cuts a source into batches."""
+    if isinstance(ex_iterable, FormattedExamplesIterable):
+        new = copy(ex_iterable)
+        new.ex_iterable = batch_exactly(ex_iterable.ex_iterable)
+        return new
+    if not isinstance(ex_iterable, RebatchedArrowExamplesIterable):
+        return ex_iterable
+    below = ex_iterable.ex_iterable
+    while isinstance(below, SelectColumnsIterable):
+        below = below.ex_iterable
+    if not isinstance(below, LanceExamplesIterable):
+        return ex_iterable
+    return BatchesIterable(
+        ex_iterable.ex_iterable, ex_iterable.batch_size, ex_iterable.drop_last_batch
+    )
+
+
+def read_rows_directly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
+    """The same chain, with `RowsIterable` where a map or filter gets one table per row."""
+    if not isinstance(ex_iterable, MappedExamplesIterable | FilteredExamplesIterable):
+        return ex_iterable
+    formatted = ex_iterable.ex_iterable
+    if not isinstance(formatted, FormattedExamplesIterable) or formatted.formatting is not None:
+        return ex_iterable
+    rows = rows_below(formatted, formatted.features)
+    if rows is None:
+        return ex_iterable
+    new = copy(ex_iterable)
+    new.ex_iterable = RowsIterable(rows, formatted.features)
+    return new
