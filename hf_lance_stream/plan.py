@@ -182,8 +182,10 @@ def _make_layout(options: Options, rows: int, steps: tuple[Step, ...]) -> Layout
             else f"`num_splits` needs at least one row: got num_splits={num_splits}, rows=0; "
             "leave it out to stream an empty table or selection"
         )
-    is_split = any(isinstance(step, Shard) and step.role == "rank" for step in steps)
-    default: Tail = "drop" if options.num_splits is not None or is_split else "keep"
+    has_ranks = any(
+        isinstance(step, Shard) and step.role == "rank" and step.num_parts > 1 for step in steps
+    )
+    default: Tail = "drop" if options.num_splits is not None or has_ranks else "keep"
     return Layout(rows=rows, num_splits=num_splits, tail=options.tail or default)
 
 
@@ -208,15 +210,19 @@ def _split_stream(layout: Layout, steps: tuple[Step, ...]) -> SplitStream:
 
 def _natural_stream(shard_rows: Int64Array, steps: tuple[Step, ...]) -> NaturalStream:
     starts, stops = ranges_from_lengths(shard_rows)
+    reshards = 0  # put off, so that a part of the shards has the same rows resharded or not
     for step in steps:
         if isinstance(step, Reshard):
+            reshards += 1
+            continue
+        while reshards and starts.size % step.num_parts:
             starts, stops = halve_ranges(starts, stops)
-        elif step.contiguous:
+            reshards -= 1
+        if step.contiguous:
             first, last = part_of(starts.size, step.num_parts, step.index)
             starts, stops = starts[first:last], stops[first:last]
         else:
-            starts, stops = (
-                starts[step.index :: step.num_parts],
-                stops[step.index :: step.num_parts],
-            )
+            starts, stops = starts[step.index :: step.num_parts], stops[step.index :: step.num_parts]
+    for _ in range(reshards):
+        starts, stops = halve_ranges(starts, stops)
     return NaturalStream(starts=starts, stops=stops)

@@ -397,7 +397,7 @@ def _field(schema: pa.Schema, name: str) -> Any:
         return schema.field(index)
     first, *rest = name.split(".")
     index = schema.get_field_index(first)
-    found = schema.field(index) if index >= 0 else None
+    found: Any = schema.field(index) if index >= 0 else None
     for part in rest:
         is_struct = found is not None and pa.types.is_struct(found.type)
         child = found.type.get_field_index(part) if is_struct else -1

@@ -48,7 +48,7 @@ class _Transparent(_BaseExamplesIterable):  # type: ignore[misc]
 
     def _over(self, ex_iterable: _BaseExamplesIterable) -> Self:
         new = copy(self)
-        new.ex_iterable, new._state_dict = ex_iterable, None
+        new.ex_iterable = ex_iterable
         return new
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> Self:

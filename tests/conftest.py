@@ -1,0 +1,22 @@
+"""Environment and fixtures of all tests. Helper functions are in `helpers`."""
+
+import os
+import tempfile
+
+# Before `datasets` is imported: no network, and a cache that is thrown away. Spawned processes
+# inherit both.
+os.environ["HF_HUB_OFFLINE"] = "1"
+_home = tempfile.TemporaryDirectory(prefix="hf_lance_stream_tests_")
+os.environ["HF_HOME"] = _home.name
+os.environ["HF_DATASETS_CACHE"] = f"{_home.name}/datasets"
+
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+from helpers import make_table  # noqa: E402
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """T(1000, 250) with the columns id, text and label."""
+    return make_table(tmp_path / "pets.lance", 1000, 250, ["id", "text", "label"])
