@@ -18,7 +18,7 @@ from hf_lance_stream.features import features_of
 from hf_lance_stream.permutation import SEED_LIMIT
 from hf_lance_stream.plan import Options, Shard, check_int
 from hf_lance_stream.source import open_source
-from hf_lance_stream.splits import Tail
+from hf_lance_stream.splits import Layout, Tail
 from hf_lance_stream.state import check_state, check_version, differences, find_states
 from hf_lance_stream.wrappers import (
     batch_exactly,
@@ -28,6 +28,7 @@ from hf_lance_stream.wrappers import (
     read_rows_directly,
     replace_source,
     rows_below,
+    sources,
 )
 
 _KEEP = object()  # marks an argument that was not given
@@ -173,6 +174,20 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
     def __bool__(self) -> bool:
         return True
 
+    @property
+    def dropped_rows(self) -> int:
+        """Rows an epoch leaves out, all ranks together."""
+        return sum(layout.dropped for layout in self._layouts())
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows an epoch yields a second time, all ranks together."""
+        return sum(layout.padded for layout in self._layouts())
+
+    def _layouts(self) -> list[Layout]:
+        plans = [examples.plan for examples in sources(self._ex_iterable)]
+        return [plan.layout for plan in plans if plan.layout is not None]
+
     # Order.
 
     def shuffle(
@@ -210,6 +225,9 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         given = {name: value for name, value in given.items() if value is not None}
         if not is_shuffled_as_a_whole(self._ex_iterable):
             return self._adopt(super().shuffle(seed, generator, **given))
+        # What `IterableDatasetDict.shuffle` passes on by default is nobody's choice.
+        defaults = {"buffer_size": 1000, "max_buffer_input_shards": 10}
+        given = {name: value for name, value in given.items() if value != defaults[name]}
         if given:
             warnings.warn(
                 f"{', '.join(given)} has no effect: a Lance dataset is shuffled without a buffer",

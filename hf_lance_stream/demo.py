@@ -354,7 +354,7 @@ def _compare_steps(what: str, expected: list[Any], found: list[Any], done: int) 
 
     def text(value: list[int] | float | None) -> str:
         if isinstance(value, list):
-            value_text = " ".join(map(str, value[:3])) + " ..."
+            value_text = " ".join(map(str, value[:2])) + " ..."
         else:
             value_text = "none" if value is None else f"{value:.9g}"  # exact for float32
         return f"step {done + shown + 1}: {value_text}"

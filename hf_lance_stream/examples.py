@@ -4,6 +4,8 @@ Order, epoch, shards and state live here, because every transformation of `datas
 examples iterable but not the class of the dataset.
 """
 
+import functools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,6 +27,8 @@ from hf_lance_stream.reader import read_ahead
 from hf_lance_stream.source import Source
 from hf_lance_stream.splits import check_divisible, suggest_num_splits
 from hf_lance_stream.state import LiveState, check_state, fingerprint_text, new_state
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 8 << 20  # read at a time; three chunks are in memory
 _CHUNK_ROWS = (64, 4096)  # bounds of the same in rows
@@ -233,6 +237,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         if self._state_dict is not None:
             check_state(self._state_dict, self.fingerprint, plan.part(), len(plan))
             begin, chunk = self._state_dict["position"], self._state_dict["chunk_rows"]
+        _log_tail(plan, str(source.name))
         schema = self.table_features.arrow_schema
 
         def read(start: int, stop: int) -> pa.Table:
@@ -244,6 +249,25 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         new = object.__new__(LanceExamplesIterable)
         new.__dict__.update(self.__dict__)
         return new
+
+
+@functools.cache  # once for each table and layout
+def _log_once(message: str) -> None:
+    logger.warning(message)
+
+
+def _log_tail(plan: Plan, table: str) -> None:
+    """Say how many rows of an epoch are left out or repeated."""
+    worker = torch.utils.data.get_worker_info()
+    if plan.layout is None or (worker is not None and worker.id > 0):
+        return
+    counts = {"left out": plan.layout.dropped, "repeated": plan.layout.padded}
+    for what, count in counts.items():
+        if count:
+            _log_once(
+                f"{table}: {count} of {plan.layout.rows} rows are {what} in each epoch "
+                f"(num_splits={plan.layout.num_splits}, tail={plan.layout.tail!r})"
+            )
 
 
 class _NumShards(int):

@@ -222,7 +222,10 @@ def _natural_stream(shard_rows: Int64Array, steps: tuple[Step, ...]) -> NaturalS
             first, last = part_of(starts.size, step.num_parts, step.index)
             starts, stops = starts[first:last], stops[first:last]
         else:
-            starts, stops = starts[step.index :: step.num_parts], stops[step.index :: step.num_parts]
+            starts, stops = (
+                starts[step.index :: step.num_parts],
+                stops[step.index :: step.num_parts],
+            )
     for _ in range(reshards):
         starts, stops = halve_ranges(starts, stops)
     return NaturalStream(starts=starts, stops=stops)

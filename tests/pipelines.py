@@ -88,9 +88,9 @@ PIPELINES = {
     "map_arrow_more_rows": lambda ds: ds.with_format("arrow").map(
         _arrow_repeat, batched=True, batch_size=7
     ),
-    "map_arrow_then_python": lambda ds: ds.with_format("arrow")
-    .map(_arrow_identity, batched=True, batch_size=7)
-    .with_format(None),
+    "map_arrow_then_python": lambda ds: (
+        ds.with_format("arrow").map(_arrow_identity, batched=True, batch_size=7).with_format(None)
+    ),
     "map_pandas_batched": lambda ds: ds.with_format("pandas").map(
         lambda df: df.assign(double=df["id"] * 2), batched=True, batch_size=7
     ),

@@ -201,7 +201,9 @@ def test_every_way_to_shuffle_with_a_seed_gives_the_same_order(table):
 
 
 def test_case_20_seed_and_epoch_are_not_added_up(table):
-    orders = [tuple(ids(shuffled(table, shuffle_seed=s, epoch=e))) for s in (0, 1, 2) for e in (0, 1, 2)]
+    orders = [
+        tuple(ids(shuffled(table, shuffle_seed=s, epoch=e))) for s in (0, 1, 2) for e in (0, 1, 2)
+    ]
     assert len(set(orders)) == 9
 
 
@@ -268,7 +270,9 @@ def test_a_buffered_shuffle_by_datasets_itself_still_yields_every_row_once(table
 
 def test_case_22_batches_are_no_near_neighbours(tmp_path):
     path = make_table(tmp_path / "t.lance", 100_000, 1000)
-    order = np.array(ids(hls.from_lance(path, shuffle_seed=1, shuffle_clump_size=16, num_splits=48)))
+    order = np.array(
+        ids(hls.from_lance(path, shuffle_seed=1, shuffle_clump_size=16, num_splits=48))
+    )
     assert abs(stats.spearmanr(order, np.arange(order.size)).statistic) < 0.02
     fragments = order[: order.size // 256 * 256].reshape(-1, 256) // 1000
     assert min(len(set(batch)) for batch in fragments.tolist()) > 10
@@ -407,6 +411,24 @@ def test_describe_says_in_words_what_is_read(table):
         assert part in repr(ds)
 
 
+@pytest.mark.parametrize(
+    ("tail", "dropped", "padded"), [("drop", 40, 0), ("keep", 0, 0), ("pad", 0, 8), (None, 40, 0)]
+)
+def test_case_34_what_is_dropped_or_padded_is_logged_once_and_readable(
+    tmp_path, caplog, tail, dropped, padded
+):
+    ds = hls.from_lance(make_table(tmp_path / "t.lance", 1000, 250), num_splits=48, tail=tail)
+    assert (ds.dropped_rows, ds.padded_rows) == (dropped, padded)
+    assert len(ids(ds)) == len(ids(ds)) == 1000 - dropped + padded
+    text = {40: "40 of 1000 rows are left out", 0: ""}[dropped] or (
+        "8 of 1000 rows are repeated" if padded else ""
+    )
+    assert [record.message for record in caplog.records if "rows are" in record.message] == [
+        message for message in caplog.messages if text and text in message
+    ]
+    assert len([m for m in caplog.messages if "rows are" in m]) == bool(dropped or padded)
+
+
 # The class.
 
 
@@ -481,7 +503,9 @@ def test_case_33_features_are_known_before_and_after_every_operation(table):
     ds = hls.from_lance(table, columns=["id"])
     assert list(ds.features) == ["id"]
     assert list(next(iter(ds))) == ["id"]
-    assert list(ds.with_format("torch").take(3).skip(1).repeat(2).shuffle(seed=1).features) == ["id"]
+    assert list(ds.with_format("torch").take(3).skip(1).repeat(2).shuffle(seed=1).features) == [
+        "id"
+    ]
     assert list(ds.rename_column("id", "key").features) == ["key"]
 
 

@@ -102,7 +102,8 @@ def test_resume_is_exact_under(table, name, source):
         full.append(exact(row))
         states.append(through_json(ds.state_dict()))
     assert full
-    for n, k in enumerate(positions(len(full))):
+    step = 1 if source == "shuffled" else 4  # 40 positions of the harder one
+    for n, k in enumerate(positions(len(full))[::step]):
         new = build()
         new.load_state_dict(states[k])
         if n % 6 == 0 or len(full) - k < CHUNK_ROWS:
