@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch.utils.data
@@ -163,8 +163,11 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         Raises:
             TypeError: when a filter, a batched map or a mix of sources makes it unknown.
         """
-        length = count_rows(self._ex_iterable)
-        if length is None or self._distributed is not None:
+        ex_iterable = self._ex_iterable
+        if self._distributed is not None:
+            ex_iterable = super()._prepare_ex_iterable_for_iteration()
+        length = count_rows(ex_iterable)
+        if length is None:
             raise TypeError(
                 "the number of rows is unknown before the pass: the dataset has a step that may "
                 "change it, such as filter, a batched map, batch or several sources"
@@ -423,26 +426,23 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
 
     # The class stays.
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> "LanceIterableDataset":
+        new: LanceIterableDataset = object.__new__(cls)
+        return new
+
+    def __init__(self, ex_iterable: _BaseExamplesIterable, *args: Any, **kwargs: Any) -> None:
+        super().__init__(read_rows_directly(ex_iterable), *args, **kwargs)
+
     def _adopt(self, other: IterableDataset) -> "LanceIterableDataset":
-        """`other`, made from this dataset by a method of `datasets`, in this class."""
-        if isinstance(other, LanceIterableDataset):
-            return other
+        """`other`, made from this dataset by a method of `datasets`, at the same epoch."""
         if self._starting_state_dict is not None:
             warnings.warn(
                 "a state loaded before a transformation does not reach the new dataset: "
                 "transform first, then load the state",
                 stacklevel=3,
             )
-        new = LanceIterableDataset(
-            read_rows_directly(other._ex_iterable),
-            info=other._info,
-            split=other._split,
-            formatting=other._formatting,
-            distributed=other._distributed,
-            token_per_repo_id=other._token_per_repo_id,
-        )
-        new.set_epoch(self.epoch)
-        return new
+        other.set_epoch(self.epoch)
+        return cast(LanceIterableDataset, other)
 
     def _with_examples(
         self, change: Callable[[LanceExamplesIterable], LanceExamplesIterable]
@@ -477,10 +477,10 @@ TRANSFORMATIONS = (
     "take",
     "with_format",
 )
-"""Methods of `IterableDataset` that make a plain `IterableDataset`, beside those above."""
+"""Methods that transform a dataset, beside those above; in `datasets` they forget the epoch."""
 
 
-def _keep_class(name: str) -> Callable[..., LanceIterableDataset]:
+def _keep_epoch(name: str) -> Callable[..., LanceIterableDataset]:
     method = getattr(IterableDataset, name)
 
     @functools.wraps(method)
@@ -493,4 +493,20 @@ def _keep_class(name: str) -> Callable[..., LanceIterableDataset]:
 
 
 for _name in TRANSFORMATIONS:
-    setattr(LanceIterableDataset, _name, _keep_class(_name))
+    setattr(LanceIterableDataset, _name, _keep_epoch(_name))
+
+
+def _new_dataset(
+    cls: type[IterableDataset],
+    ex_iterable: _BaseExamplesIterable | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> IterableDataset:
+    is_ours = ex_iterable is not None and next(sources(ex_iterable), None) is not None
+    return object.__new__(LanceIterableDataset if is_ours and cls is IterableDataset else cls)
+
+
+# Private: whatever `datasets` makes of a dataset (map, split_dataset_by_node, interleave_datasets
+# and all others) it makes by calling `IterableDataset(ex_iterable, …)`, by that name. Where it is
+# made of Lance tables, that call makes one of ours.
+IterableDataset.__new__ = _new_dataset

@@ -298,7 +298,7 @@ def _pin(item: Any, version: int | str | None, storage_options: dict[str, str] |
     if isinstance(item, str | os.PathLike):
         uri = os.fspath(item)
         if "://" not in uri:
-            uri = str(Path(uri).expanduser().absolute())
+            uri = os.path.realpath(Path(uri).expanduser())
         handle = _open(uri, version, storage_options)
         return Table(uri, handle.version, storage_options, {os.getpid(): handle})
     if hasattr(item, "to_lance") and type(item).__module__.startswith("lancedb."):
@@ -313,7 +313,7 @@ def _pin(item: Any, version: int | str | None, storage_options: dict[str, str] |
         if version is not None and version != item.version:
             item = item.checkout_version(version)
         options = storage_options or getattr(item, "_storage_options", None)
-        uri = item.uri if "://" in item.uri else str(Path(item.uri).absolute())
+        uri = item.uri if "://" in item.uri else os.path.realpath(item.uri)
         return Table(uri, item.version, options, {os.getpid(): item})
     raise ValueError(
         "`source` must be a path or URI (str or Path), a lance.LanceDataset, an embedded lancedb "

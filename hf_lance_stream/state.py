@@ -125,7 +125,7 @@ def check_state(
                 else ""
             )
             + ", or call `load_state_dict(state, strict=False)` to continue at the same position "
-            "all the same."
+            "all the same, for example when the table was only moved."
         )
     for name, low, high in (("position", 0, length), ("chunk_rows", 1, 2**62)):
         value = state.get(name)

@@ -337,6 +337,24 @@ def test_from_lance_divides_by_rank_like_the_others(table):
         assert ids(ds) == ids(shuffled(table, num_splits=24).shard(2, rank))
 
 
+def test_a_dataset_split_by_node_resumes_like_any_other(table):
+    def build():
+        return split_dataset_by_node(shuffled(table, num_splits=24), rank=1, world_size=2)
+
+    ds = build()
+    ds.set_epoch(1)
+    full = ids(ds)
+    assert len(ds) == len(full) == 492
+    _ = list(islice(ds, 100))
+    new = build()
+    new.load_state_dict(through_json(ds.state_dict()))
+    assert [ids(new), ids(new)] == [full[100:], full]
+    with pytest.raises(ValueError, match="first shard of this reader: saved 12, now 0"):
+        split_dataset_by_node(shuffled(table, num_splits=24), rank=0, world_size=2).load_state_dict(
+            ds.state_dict()
+        )
+
+
 @pytest.mark.parametrize("options", [{"num_splits": 48}, {"shuffle_seed": 1}, {}])
 def test_case_15_ranks_that_do_not_divide_the_shards_are_refused(table, options):
     ds = hls.from_lance(table, **options)

@@ -4,13 +4,22 @@ A failure here means that a release of `datasets` changed it: read the place nam
 before touching anything else. What `builder` relies on is in `test_builder.py`.
 """
 
+import copy
 import inspect
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch.utils.data
-from datasets import Features, IterableDataset, Value
+from datasets import (
+    Dataset,
+    Features,
+    IterableDataset,
+    Value,
+    concatenate_datasets,
+    interleave_datasets,
+)
 from datasets.distributed import split_dataset_by_node
 from datasets.info import DatasetInfo
 from datasets.iterable_dataset import (
@@ -151,13 +160,15 @@ def test_a_fresh_generator_knows_its_seed():
 
 
 def test_the_chains_that_are_read_directly_have_the_known_shape(tmp_path):
-    ds = hls.from_lance(make_table(tmp_path / "t.lance", 10, 5))
-    mapped = IterableDataset.map(ds, lambda row: row)._ex_iterable
-    assert type(mapped) is MappedExamplesIterable
-    assert type(mapped.ex_iterable) is FormattedExamplesIterable
-    assert type(mapped.ex_iterable.ex_iterable) is RebatchedArrowExamplesIterable
-    assert mapped.ex_iterable.ex_iterable.ex_iterable is ds._ex_iterable
+    plain = Dataset.from_dict({"id": [1, 2]}).to_iterable_dataset()
+    for mapped in (plain.map(lambda row: row), plain.filter(lambda row: True)):
+        below = mapped._ex_iterable.ex_iterable
+        assert isinstance(mapped._ex_iterable, MappedExamplesIterable)
+        assert type(below) is FormattedExamplesIterable
+        assert type(below.ex_iterable) is RebatchedArrowExamplesIterable
+        assert type(below.ex_iterable.ex_iterable) is type(plain._ex_iterable)
 
+    ds = hls.from_lance(make_table(tmp_path / "t.lance", 10, 5))
     prepared = IterableDataset._prepare_ex_iterable_for_iteration(ds.with_format("torch"), 3, True)
     assert type(prepared) is FormattedExamplesIterable
     assert type(prepared.ex_iterable) is RebatchedArrowExamplesIterable
@@ -182,3 +193,32 @@ def test_the_private_names_of_a_dataset_are_there(ds):
         "_distributed",
     } <= {*vars(ds)}
     assert set(ds.state_dict()) == {"examples_iterable", "epoch"}
+
+
+def test_whatever_datasets_makes_of_ours_has_our_class(tmp_path):
+    ds = hls.from_lance(make_table(tmp_path / "t.lance", 100, 50), num_splits=4)
+    made = [
+        split_dataset_by_node(ds, rank=0, world_size=2),
+        interleave_datasets([ds, ds]),
+        concatenate_datasets([ds, ds]),
+        concatenate_datasets([ds, ds.rename_column("id", "key")], axis=1),
+        pickle.loads(pickle.dumps(ds)),
+        copy.deepcopy(ds),
+        *(getattr(ds, name)(*arguments) for name, arguments in METHODS.items()),
+    ]
+    assert {type(new) for new in made} == {hls.LanceIterableDataset}
+    plain = Dataset.from_dict({"id": [1, 2]}).to_iterable_dataset()
+    assert type(plain) is type(plain.map(lambda row: row)) is IterableDataset
+    assert type(pickle.loads(pickle.dumps(plain))) is IterableDataset
+
+
+METHODS = {
+    "map": (),
+    "filter": (lambda row: True,),
+    "with_format": ("torch",),
+    "select_columns": (["id"],),
+    "take": (3,),
+    "batch": (3,),
+    "decode": (False,),
+    "_resolve_features": (),
+}
