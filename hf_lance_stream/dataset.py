@@ -348,15 +348,15 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         found = list(find_states(saved))
         for state in found:
             check_version(state)
+        self._starting_state_dict = None
+        examples = only_source(super()._prepare_ex_iterable_for_iteration())
+        if examples is None or torch.utils.data.get_worker_info() is not None:
+            return  # several sources, or a worker's part: each reader checks when it starts
         if not found:
             raise ValueError(
                 "`state_dict` is not a state of a Lance dataset: it was saved by a dataset of "
                 "another kind"
             )
-        self._starting_state_dict = None
-        examples = only_source(super()._prepare_ex_iterable_for_iteration())
-        if examples is None or torch.utils.data.get_worker_info() is not None:
-            return  # several sources, or a worker's part: each reader checks when it starts
         now = examples.fingerprint, examples.plan.part()
         for state in found:
             lines = [] if strict else differences(state, *now)

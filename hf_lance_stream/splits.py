@@ -130,19 +130,103 @@ class SplitStream:
     def __len__(self) -> int:
         return self.num_shards * self.layout.rows_per_split + self._tail_rows
 
+    def at(self, index: Int64Array) -> Int64Array:
+        """Sequence positions of the rows with these numbers in this stream, int64."""
+        layout = self.layout
+        cycle, split = np.divmod(index, max(self.num_shards, 1))
+        split += self.start
+        seen = layout.rows_per_split * layout.num_splits
+        tail = np.where(split < layout.surplus, seen + split, split - layout.surplus)
+        return np.where(
+            cycle < layout.rows_per_split, split * layout.rows_per_split + cycle, tail
+        )
+
     def positions(self, begin: int, end: int) -> Int64Array:
         """Sequence positions of the rows ``[begin, end)`` of this stream, int64."""
-        layout, count = self.layout, self.num_shards
-        index = np.arange(begin, min(end, len(self)), dtype=np.int64)
-        cycle, split = np.divmod(index, max(count, 1))
-        split += self.start
-        out = split * layout.rows_per_split + cycle
-        first_tail = max(0, count * layout.rows_per_split - begin)
-        if first_tail < index.size:
-            tail = split[first_tail:]
-            seen = layout.rows_per_split * layout.num_splits
-            out[first_tail:] = np.where(tail < layout.surplus, seen + tail, tail - layout.surplus)
-        return out
+        return self.at(np.arange(begin, min(end, len(self)), dtype=np.int64))
+
+    def split_lengths(self) -> Int64Array:
+        """Rows of each split of this reader, tail included, int64."""
+        tail = np.arange(self.num_shards) < self._tail_rows
+        return self.layout.rows_per_split + tail.astype(np.int64)
+
+    def consumed_after(self, consumed: Int64Array | None, delivered: int) -> Int64Array:
+        """Rows consumed of each split when this stream has gone on by `delivered` rows.
+
+        Args:
+            consumed: rows consumed of each split before; None for none.
+            delivered: rows delivered since, splits that lagged first.
+        """
+        counts = np.zeros(self.num_shards, dtype=np.int64) if consumed is None else consumed
+        resume = Resume.of(self, counts)
+        late = np.bincount(resume.late[:delivered] % self.num_shards, minlength=self.num_shards)
+        counts = counts + late
+        if delivered > resume.late.size:
+            rest = resume.start + delivered - resume.late.size
+            cycles, part = divmod(rest, self.num_shards)
+            counts = np.maximum(counts, cycles + (np.arange(self.num_shards) < part))
+        return np.minimum(counts, self.split_lengths())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Where a stream goes on when its splits stand at different rows.
+
+    The rows not yet consumed keep the order of the stream: by cycle, then by split. So splits
+    that lag come first, until all are level.
+
+    Attributes:
+        late: numbers, in the stream, of the rows that come before all splits are level, int64.
+        start: number of the first row after them.
+    """
+
+    late: Int64Array
+    start: int
+
+    @classmethod
+    def of(cls, stream: SplitStream, consumed: Int64Array) -> "Resume":
+        """The rest of `stream` when `consumed` rows of each of its splits are done, int64."""
+        level = int(consumed.max(initial=0))
+        lengths = np.maximum(0, np.minimum(level, stream.split_lengths()) - consumed)
+        split = np.repeat(np.arange(consumed.size), lengths)
+        first = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        cycle = consumed[split] + np.arange(split.size) - first
+        late = np.sort(cycle * stream.num_shards + split)
+        return cls(late=late, start=min(level * stream.num_shards, len(stream)))
+
+    def remaining(self, length: int) -> int:
+        """Rows left of a stream of `length` rows."""
+        return int(self.late.size) + length - self.start
+
+    def at(self, index: Int64Array) -> Int64Array:
+        """Numbers, in the whole stream, of rows numbered from here."""
+        if not self.late.size:
+            return index + self.start
+        late = self.late[np.minimum(index, self.late.size - 1)]
+        return np.where(index < self.late.size, late, index - self.late.size + self.start)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchDeal:
+    """Whole batches of a stream dealt to workers in turn.
+
+    Worker `worker` of `num_workers` gets the batches ``worker, worker + num_workers, …``.
+    """
+
+    worker: int
+    num_workers: int
+    batch_size: int
+
+    def count(self, total: int) -> int:
+        """Rows of this worker among the first `total` rows of the stream."""
+        rounds, rest = divmod(total, self.batch_size * self.num_workers)
+        mine = min(max(rest - self.worker * self.batch_size, 0), self.batch_size)
+        return rounds * self.batch_size + mine
+
+    def at(self, index: Int64Array) -> Int64Array:
+        """Numbers, in the stream, of the rows of this worker."""
+        batch, row = np.divmod(index, self.batch_size)
+        return (batch * self.num_workers + self.worker) * self.batch_size + row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,11 +249,14 @@ class NaturalStream:
     def __len__(self) -> int:
         return int((self.stops - self.starts).sum())
 
+    def at(self, index: Int64Array) -> Int64Array:
+        """Sequence positions of the rows with these numbers in this stream, int64."""
+        ends = np.cumsum(self.stops - self.starts)
+        return index + (self.stops - ends)[np.searchsorted(ends, index, side="right")]
+
     def positions(self, begin: int, end: int) -> Int64Array:
         """Sequence positions of the rows ``[begin, end)`` of this stream, int64."""
-        ends = np.cumsum(self.stops - self.starts)
-        index = np.arange(begin, min(end, len(self)), dtype=np.int64)
-        return index + (self.stops - ends)[np.searchsorted(ends, index, side="right")]
+        return self.at(np.arange(begin, min(end, len(self)), dtype=np.int64))
 
 
 def part_of(count: int, num_parts: int, index: int) -> tuple[int, int]:
