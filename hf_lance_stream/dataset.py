@@ -1,12 +1,14 @@
 """`LanceIterableDataset` and `from_lance`."""
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
 
+import dill
 import numpy as np
 import torch.utils.data
 from datasets import DatasetInfo, Features, IterableDataset, NamedSplit
@@ -17,19 +19,24 @@ from hf_lance_stream.examples import LanceExamplesIterable, dividing_among_ranks
 from hf_lance_stream.features import features_of
 from hf_lance_stream.permutation import SEED_LIMIT
 from hf_lance_stream.plan import Options, Shard, check_int
+from hf_lance_stream.resume import start_from
 from hf_lance_stream.source import open_source
 from hf_lance_stream.splits import Layout, Tail
-from hf_lance_stream.state import check_state, check_version, differences, find_states
+from hf_lance_stream.state import STATE_TYPE, check_version, differences, find_states
 from hf_lance_stream.wrappers import (
     batch_exactly,
+    changes_rows,
     count_rows,
     is_shuffled_as_a_whole,
     only_source,
+    place_state,
     read_rows_directly,
     replace_source,
     rows_below,
     sources,
 )
+
+logger = logging.getLogger(__name__)
 
 _KEEP = object()  # marks an argument that was not given
 
@@ -50,6 +57,7 @@ def from_lance(
     features: Features | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    batch_size: int | None = None,
     split: str | NamedSplit | None = None,
 ) -> "LanceIterableDataset":
     """Stream Lance tables as a Hugging Face dataset.
@@ -80,6 +88,9 @@ def from_lance(
             metadata, else from the Arrow types; see the README for media.
         rank: index of this process among `world_size`; give both or neither.
         world_size: number of processes; must divide the number of splits.
+        batch_size: the batch size of a plain DataLoader that will read the dataset, so that its
+            workers share whole batches: then the batches are the same for every num_workers.
+            `stateful_dataloader` sets it by itself. Default: workers share splits.
         split: name of the Hugging Face split, such as "train".
 
     Returns:
@@ -102,6 +113,7 @@ def from_lance(
         shuffle_seed=shuffle_seed,
         shuffle_clump_size=shuffle_clump_size,
         tail=tail,
+        batch_size=batch_size,
     )
     epoch = check_int("epoch", epoch, 0, 2**63)
     opened = open_source(
@@ -153,6 +165,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
     """
 
     _pass_is_running = False
+    _forgets_at_start = False  # lets go of a loaded state at the first row, not after the last
     _starting_state_dict: dict[str, Any] | None
 
     # Length.
@@ -165,7 +178,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         """
         ex_iterable = self._ex_iterable
         if self._distributed is not None:
-            ex_iterable = super()._prepare_ex_iterable_for_iteration()
+            ex_iterable = self.prepared_source()
         length = count_rows(ex_iterable)
         if length is None:
             raise TypeError(
@@ -331,7 +344,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
                 f"{str(state_dict)[:200]}"
             )
         epoch = check_int("epoch", state_dict["epoch"], 0, 2**63, " in the state")
-        saved = deepcopy(state_dict)
+        saved = self._placed(deepcopy(state_dict))
         before = self.epoch, self._starting_state_dict
         self.set_epoch(epoch)
         try:
@@ -343,13 +356,28 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         self._starting_state_dict = saved
         self._prepare_ex_iterable_for_iteration()
 
+    def _placed(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """A portable state, which has no wrappers, made one of this dataset."""
+        state = saved["examples_iterable"]
+        is_portable = isinstance(state, dict) and state.get("type") == STATE_TYPE
+        if not is_portable or self._state_dict["examples_iterable"].get("type") == STATE_TYPE:
+            return saved
+        what = changes_rows(self._ex_iterable)
+        if what is not None:
+            raise ValueError(
+                f"the state counts rows of the table, which {what} in this dataset does not keep "
+                "one by one: load a state of this very dataset, from as many ranks and workers"
+            )
+        self._starting_state_dict = None
+        prepared = self._prepare_ex_iterable_for_iteration()
+        return {**saved, "examples_iterable": place_state(prepared, state)}
+
     def _check(self, saved: dict[str, Any], strict: bool) -> None:
         """Check `saved` against this dataset at its epoch; adapt it if it need not fit."""
         found = list(find_states(saved))
         for state in found:
             check_version(state)
-        self._starting_state_dict = None
-        examples = only_source(super()._prepare_ex_iterable_for_iteration())
+        examples = only_source(self.prepared_source())
         if examples is None or torch.utils.data.get_worker_info() is not None:
             return  # several sources, or a worker's part: each reader checks when it starts
         if not found:
@@ -357,16 +385,17 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
                 "`state_dict` is not a state of a Lance dataset: it was saved by a dataset of "
                 "another kind"
             )
-        now = examples.fingerprint, examples.plan.part()
+        now = examples.fingerprint
         for state in found:
-            lines = [] if strict else differences(state, *now)
+            lines = [] if strict else differences(state, now)
             if lines:
                 warnings.warn(
                     "continuing at the position of a state that differs: " + "; ".join(lines),
                     stacklevel=3,
                 )
-                state["fingerprint"], state["part"] = now
-            check_state(state, *now, len(examples.plan))
+                state["fingerprint"] = now
+                state["part"] = examples.plan.part()
+            start_from(state, now, examples.plan)
 
     # Iteration.
 
@@ -389,7 +418,12 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
             self._starting_state_dict = None
         self._pass_is_running = True
         try:
-            yield from rows
+            if self._forgets_at_start:
+                for row in rows:
+                    self._starting_state_dict = None
+                    yield row
+            else:
+                yield from rows
             self._starting_state_dict = None
         finally:
             self._pass_is_running = False
@@ -411,6 +445,21 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
             self._state_dict["examples_iterable"] = prepared._state_dict
         return prepared
 
+    def prepared_source(self) -> _BaseExamplesIterable:
+        """The iterables of this rank and epoch, at their start; the state stays as it is."""
+        starting, self._starting_state_dict = self._starting_state_dict, None
+        state = self._state_dict
+        try:
+            return super()._prepare_ex_iterable_for_iteration()
+        finally:
+            self._starting_state_dict, self._state_dict = starting, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # With dill, so that lambdas and local functions reach spawned workers; the epoch apart
+        # from it, so that multiprocessing keeps it in shared memory.
+        state = {name: value for name, value in vars(self).items() if name != "_epoch"}
+        return _unpickle, (dill.dumps(state, recurse=True), self._epoch)
+
     def __setstate__(self, d: dict[str, Any]) -> None:
         super().__setstate__(d)
         self._pass_is_running = False  # a copy made during a pass does not run it
@@ -426,12 +475,15 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
 
     # The class stays.
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> "LanceIterableDataset":
+    def __new__(cls, *args: Any, **kwargs: Any) -> "LanceIterableDataset":  # noqa: D102
         new: LanceIterableDataset = object.__new__(cls)
         return new
 
     def __init__(self, ex_iterable: _BaseExamplesIterable, *args: Any, **kwargs: Any) -> None:
-        super().__init__(read_rows_directly(ex_iterable), *args, **kwargs)
+        ex_iterable = read_rows_directly(ex_iterable)
+        if any(examples.options.batch_size is not None for examples in sources(ex_iterable)):
+            ex_iterable = _without_unkept_batches(ex_iterable)
+        super().__init__(ex_iterable, *args, **kwargs)
 
     def _adopt(self, other: IterableDataset) -> "LanceIterableDataset":
         """`other`, made from this dataset by a method of `datasets`, at the same epoch."""
@@ -443,6 +495,16 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
             )
         other.set_epoch(self.epoch)
         return cast(LanceIterableDataset, other)
+
+    def with_batches(self, batch_size: int | None) -> "LanceIterableDataset":
+        """The same dataset, for a loader whose workers shall share batches of this size.
+
+        Args:
+            batch_size: rows per batch; None lets the workers share splits.
+        """
+        return self._with_examples(
+            lambda examples: examples.with_options(replace(examples.options, batch_size=batch_size))
+        )
 
     def _with_examples(
         self, change: Callable[[LanceExamplesIterable], LanceExamplesIterable]
@@ -458,6 +520,29 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
                 token_per_repo_id=self._token_per_repo_id,
             )
         )
+
+
+def _without_unkept_batches(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
+    """Let workers share splits where a step of the dataset breaks up the batches of its rows."""
+    what = changes_rows(ex_iterable)
+    if what in (None, "a batched map"):  # a batched map keeps rows, or nothing can keep batches
+        return ex_iterable
+    logger.warning(
+        "DataLoader workers share splits, not batches: %s does not keep one row per row, so the "
+        "batches depend on num_workers",
+        what,
+    )
+
+    def without(examples: LanceExamplesIterable) -> LanceExamplesIterable:
+        return examples.with_options(replace(examples.options, batch_size=None))
+
+    return replace_source(ex_iterable, without)
+
+
+def _unpickle(state: bytes, epoch: Any) -> LanceIterableDataset:
+    new = LanceIterableDataset.__new__(LanceIterableDataset)
+    new.__setstate__({**dill.loads(state), "_epoch": epoch})
+    return new
 
 
 TRANSFORMATIONS = (

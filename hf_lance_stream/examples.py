@@ -24,9 +24,10 @@ from datasets.table import table_cast
 from hf_lance_stream.permutation import ORDER_VERSION, SEED_LIMIT
 from hf_lance_stream.plan import Options, Plan, Reshard, Role, Shard, Step, make_plan
 from hf_lance_stream.reader import read_ahead
+from hf_lance_stream.resume import start_from
 from hf_lance_stream.source import Source
 from hf_lance_stream.splits import check_divisible, suggest_num_splits
-from hf_lance_stream.state import LiveState, check_state, fingerprint_text, new_state
+from hf_lance_stream.state import LiveState, fingerprint_text, new_state
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +120,17 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
 
     @property
     def num_shards(self) -> int:
-        """Splits, or natural shards, of this iterable."""
-        return _NumShards(self.plan.num_shards, is_natural=self.plan.layout is None)
+        """Splits, or natural shards, of this iterable.
+
+        In a worker at least the number of workers, if they share batches: `datasets` gives
+        nothing to those beyond the number of shards.
+        """
+        plan = self.plan
+        shown = plan.num_shards
+        worker = torch.utils.data.get_worker_info()
+        if worker is not None and self.options.batch_size is not None:
+            shown = max(shown, worker.num_workers)
+        return _NumShards(shown, divided=plan.num_shards, is_natural=plan.layout is None)
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> "LanceExamplesIterable":
         """Take a shuffle that may yet turn out to be an epoch; see the class."""
@@ -149,7 +159,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             if self.plan.layout is None and name == "world_size":
                 _ = self.num_shards % num_shards  # refuses an uneven division
             elif self.plan.layout is not None:
-                check_divisible(self.num_shards, num_shards, name)
+                check_divisible(self.plan.num_shards, num_shards, name)
         elif not contiguous:
             # The worker's call is the last one in a worker; one before it was the rank's.
             steps = tuple(
@@ -189,7 +199,9 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             "num_splits": plan.layout.num_splits if plan.layout else None,
             "shuffle_seed": plan.order.seed,
             "shuffle_clump_size": plan.order.clump_size if plan.order.seed is not None else None,
-            "tail": plan.layout.tail if plan.layout else None,
+            "tail": self.options.tail
+            if plan.layout
+            else None,  # not the default: ranks have theirs
             "epoch": self.options.epoch,
             "order_version": ORDER_VERSION,
         }
@@ -233,10 +245,11 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
     def _chunks(self) -> Iterator[tuple[int, pa.Table]]:
         """Tables from the current position on, each with the position after it."""
         plan, source = self.plan, self.source
-        begin, chunk = 0, None
-        if self._state_dict is not None:
-            check_state(self._state_dict, self.fingerprint, plan.part(), len(plan))
-            begin, chunk = self._state_dict["position"], self._state_dict["chunk_rows"]
+        begin, chunk, state = 0, None, self._state_dict
+        if state is not None:
+            start = start_from(state, self.fingerprint, plan)
+            start.write_to(state)  # it may have been that of a larger part
+            plan, begin, chunk = start.plan, start.position, state["chunk_rows"]
         _log_tail(plan, str(source.name))
         schema = self.table_features.arrow_schema
 
@@ -277,23 +290,25 @@ class _NumShards(int):
     its own shards, or everything and drops most of it; the latter is refused here.
     """
 
+    _divided: int
     _is_natural: bool
 
-    def __new__(cls, value: int, *, is_natural: bool) -> "_NumShards":
+    def __new__(cls, value: int, *, divided: int, is_natural: bool) -> "_NumShards":
         new = super().__new__(cls, value)
+        new._divided = divided
         new._is_natural = is_natural
         return new
 
     def __mod__(self, world_size: int) -> int:
-        rest = int(self) % world_size
+        rest = self._divided % world_size
         if rest and self._is_natural:
-            near = suggest_num_splits(max(int(self), world_size, 48), world_size)
+            near = suggest_num_splits(max(self._divided, world_size, 48), world_size)
             raise ValueError(
                 f"the natural shards (one per fragment) must be divisible by world_size: got "
-                f"{int(self)} shards, world_size={world_size}; give the dataset a number of "
+                f"{self._divided} shards, world_size={world_size}; give the dataset a number of "
                 f"splits that {world_size} divides, such as num_splits={near[0]}"
             )
-        check_divisible(int(self), world_size, "world_size")
+        check_divisible(self._divided, world_size, "world_size")
         return rest
 
     def __reduce__(self) -> tuple[Any, ...]:

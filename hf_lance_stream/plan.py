@@ -5,12 +5,16 @@ import operator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from hf_lance_stream.permutation import SEED_LIMIT, Int64Array
 from hf_lance_stream.splits import (
     TAILS,
+    BatchDeal,
     Layout,
     NaturalStream,
     Order,
+    Resume,
     SplitStream,
     Tail,
     check_divisible,
@@ -48,6 +52,8 @@ class Options:
         shuffle_clump_size: contiguous rows moved as one, or None to shuffle single rows.
         tail: ``"drop"``, ``"pad"`` or ``"keep"``; None chooses by `Plan`.
         epoch: the pass, in ``[0, 2**64)``.
+        batch_size: rows per batch of a rank, to deal whole batches to DataLoader workers; None
+            to deal splits.
     """
 
     num_splits: int | None = None
@@ -55,6 +61,7 @@ class Options:
     shuffle_clump_size: int | None = None
     tail: Tail | None = None
     epoch: int = 0
+    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         def set_int(name: str, low: int, high: int = SEED_LIMIT, why: str = "") -> None:
@@ -66,6 +73,7 @@ class Options:
         set_int("shuffle_seed", 0)
         set_int("shuffle_clump_size", 1, why="; use None to shuffle single rows")
         set_int("epoch", 0)
+        set_int("batch_size", 1)
         if self.tail is not None and self.tail not in TAILS:
             raise ValueError(f"`tail` must be one of {list(TAILS)} or None: got {self.tail!r}")
 
@@ -111,14 +119,24 @@ class Plan:
         order: the sequence of the epoch.
         stream: which positions of it this reader yields, in which order.
         layout: the splits of the whole epoch; None for natural shards.
+        resume: where the stream goes on; None at its start.
+        deal: the batches of the stream that this worker yields; None for all.
     """
 
     order: Order
     stream: SplitStream | NaturalStream
     layout: Layout | None
+    resume: Resume | None = None
+    deal: BatchDeal | None = None
 
     def __len__(self) -> int:
-        return len(self.stream)
+        return self.deal.count(self.stream_rows) if self.deal else self.stream_rows
+
+    @property
+    def stream_rows(self) -> int:
+        """Rows left of the stream, for all its workers together."""
+        length = len(self.stream)
+        return self.resume.remaining(length) if self.resume else length
 
     @property
     def num_shards(self) -> int:
@@ -127,15 +145,49 @@ class Plan:
 
     def rows(self, begin: int, end: int) -> Int64Array:
         """Row numbers of the rows ``[begin, end)`` of this reader, int64."""
-        return self.order.rows_at(self.stream.positions(begin, end))
+        index = np.arange(begin, min(end, len(self)), dtype=np.int64)
+        if self.deal:
+            index = self.deal.at(index)
+        if self.resume:
+            index = self.resume.at(index)
+        return self.order.rows_at(self.stream.at(index))
+
+    def resumed(self, consumed: Int64Array | None) -> "Plan":
+        """The same reader after `consumed` rows of each of its splits, int64.
+
+        Natural shards are one after the other: for them it is the one number of rows.
+        """
+        if consumed is None or not consumed.any():
+            return replace(self, resume=None)
+        if isinstance(self.stream, SplitStream):
+            return replace(self, resume=Resume.of(self.stream, consumed))
+        start = min(int(consumed[0]), len(self.stream))
+        return replace(self, resume=Resume(late=np.empty(0, dtype=np.int64), start=start))
+
+    def consumed_after(self, consumed: Int64Array | None, delivered: int) -> Int64Array:
+        """`consumed` of `resumed` when the stream has gone on by `delivered` rows."""
+        if isinstance(self.stream, SplitStream):
+            return self.stream.consumed_after(consumed, delivered)
+        before = 0 if consumed is None else int(consumed[0])
+        return np.array([before + delivered], dtype=np.int64)
 
     def part(self) -> dict[str, Any]:
         """Which part of the epoch this reader has, in JSON types."""
+        start, stop, ranges = 0, self.stream.num_shards, None
         if isinstance(self.stream, SplitStream):
-            return {"start": self.stream.start, "stop": self.stream.stop, "ranges": None}
-        ranges = self.stream.starts.tobytes() + self.stream.stops.tobytes()
-        digest = hashlib.sha256(ranges).hexdigest()[:16]
-        return {"start": 0, "stop": self.stream.num_shards, "ranges": digest}
+            start, stop = self.stream.start, self.stream.stop
+        else:
+            data = self.stream.starts.tobytes() + self.stream.stops.tobytes()
+            ranges = hashlib.sha256(data).hexdigest()[:16]
+        deal = self.deal
+        return {
+            "start": start,
+            "stop": stop,
+            "ranges": ranges,
+            "worker": deal.worker if deal else None,
+            "num_workers": deal.num_workers if deal else None,
+            "batch_size": deal.batch_size if deal else None,
+        }
 
     def chunk_rows(self, target: int) -> int:
         """Rows to read at a time: near `target`, whole cycles and whole clumps if they fit."""
@@ -166,10 +218,23 @@ def make_plan(
         seed=options.shuffle_seed,
         epoch=options.epoch if options.shuffle_seed is not None else 0,
     )
+    deal = None
+    if options.batch_size is not None:
+        workers = [s for s in steps if isinstance(s, Shard) and s.role == "worker"]
+        steps = tuple(step for step in steps if step not in workers)
+        deal = _batch_deal(workers, options.batch_size)
     if options.is_natural or (options.num_splits is None and rows == 0):
-        return Plan(order=order, stream=_natural_stream(shard_rows, steps), layout=None)
+        natural = _natural_stream(shard_rows, steps)
+        return Plan(order=order, stream=natural, layout=None, deal=deal)
     stream = _split_stream(_make_layout(options, rows, steps), steps)
-    return Plan(order=order, stream=stream, layout=stream.layout)
+    return Plan(order=order, stream=stream, layout=stream.layout, deal=deal)
+
+
+def _batch_deal(workers: list[Shard], batch_size: int) -> BatchDeal | None:
+    if not workers:
+        return None
+    last = workers[-1]
+    return BatchDeal(worker=last.index, num_workers=last.num_parts, batch_size=batch_size)
 
 
 def _make_layout(options: Options, rows: int, steps: tuple[Step, ...]) -> Layout:

@@ -137,9 +137,7 @@ class SplitStream:
         split += self.start
         seen = layout.rows_per_split * layout.num_splits
         tail = np.where(split < layout.surplus, seen + split, split - layout.surplus)
-        return np.where(
-            cycle < layout.rows_per_split, split * layout.rows_per_split + cycle, tail
-        )
+        return np.where(cycle < layout.rows_per_split, split * layout.rows_per_split + cycle, tail)
 
     def positions(self, begin: int, end: int) -> Int64Array:
         """Sequence positions of the rows ``[begin, end)`` of this stream, int64."""

@@ -9,6 +9,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
+from hf_lance_stream.permutation import MAX_LENGTH, Int64Array
+
 STATE_VERSION = 1
 """Version of the state's format. A reader refuses states of a later one."""
 
@@ -52,6 +56,7 @@ def new_state(fingerprint: Mapping[str, Any], part: Mapping[str, Any]) -> LiveSt
         state_version=STATE_VERSION,
         fingerprint=LiveState(fingerprint),
         part=LiveState(part),
+        consumed=None,
         position=0,
         chunk_rows=None,
     )
@@ -85,68 +90,83 @@ def check_version(state: Mapping[str, Any]) -> None:
         )
 
 
-def differences(
-    state: Mapping[str, Any], fingerprint: Mapping[str, Any], part: Mapping[str, Any]
-) -> list[str]:
+def differences(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[str]:
     """One line for each field in which a saved state differs from the reader that loads it."""
-    saved = {**_mapping(state, "fingerprint"), **_mapping(state, "part")}
-    now = {**fingerprint, **part}
+    saved = mapping(state, "fingerprint")
     return [
-        f"{_PART_NAMES.get(name, name)}: saved {saved.get(name)!r}, now {now.get(name)!r}"
-        for name in [*now, *(name for name in saved if name not in now)]
-        if saved.get(name) != now.get(name) or type(saved.get(name)) is not type(now.get(name))
+        f"{name}: saved {saved.get(name)!r}, now {fingerprint.get(name)!r}"
+        for name in [*fingerprint, *(name for name in saved if name not in fingerprint)]
+        if saved.get(name) != fingerprint.get(name)
+        or type(saved.get(name)) is not type(fingerprint.get(name))
     ]
 
 
-def check_state(
-    state: Mapping[str, Any],
-    fingerprint: Mapping[str, Any],
-    part: Mapping[str, Any],
-    length: int,
-) -> None:
-    """Raise ValueError unless `state` can be continued by the reader described by the rest.
+def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `state` is whole and a reader with `fingerprint` may load it.
 
     Args:
         state: a state of ours.
         fingerprint: what the reader reads.
-        part: which part of the epoch it has.
-        length: rows it yields in the epoch.
     """
     check_version(state)
-    lines = differences(state, fingerprint, part)
+    lines = differences(state, fingerprint)
     if lines:
+        version = ""
+        if any(line.startswith("version:") for line in lines):
+            version = f", here with version={state['fingerprint'].get('version')}"
         raise ValueError(
             "the state does not fit this dataset:\n  "
             + "\n  ".join(lines)
-            + "\nBuild the dataset as it was when the state was saved"
-            + (
-                f", here with version={state['fingerprint']['version']}"
-                if any(line.startswith("version:") for line in lines)
-                else ""
-            )
-            + ", or call `load_state_dict(state, strict=False)` to continue at the same position "
-            "all the same, for example when the table was only moved."
+            + f"\nBuild the dataset as it was when the state was saved{version}, or call "
+            "`load_state_dict(state, strict=False)` to continue at the same position all the "
+            "same, for example when the table was only moved."
         )
-    for name, low, high in (("position", 0, length), ("chunk_rows", 1, 2**62)):
-        value = state.get(name)
-        if name == "chunk_rows" and value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ValueError(
-                f"the state is damaged: `{name}` must be an integer in [{low}, {high}]: "
-                f"got {value!r}"
-            )
+    mapping(state, "part")
+    check_count(state, "position")
+    if state.get("chunk_rows") is not None:
+        check_count(state, "chunk_rows", low=1)
 
 
-def _mapping(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def check_count(state: Mapping[str, Any], name: str, low: int = 0, high: int | None = None) -> int:
+    """The integer `name` of a state, or a ValueError if it is none or out of bounds."""
+    value = state.get(name)
+    limit = MAX_LENGTH if high is None else high
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= limit:
+        raise ValueError(
+            f"the state is damaged: `{name}` must be an integer in [{low}, {limit}]: got {value!r}"
+        )
+    return value
+
+
+def mapping(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The dict `name` of a state, or a ValueError if it is none."""
     value = state.get(name)
     if not isinstance(value, dict):
         raise ValueError(f"the state is damaged: `{name}` must be a dict: got {value!r}")
     return value
 
 
-_PART_NAMES = {
-    "start": "first shard of this reader",
-    "stop": "end of the shards of this reader",
-    "ranges": "rows of this reader",
-}
+def counts_to_text(counts: Int64Array) -> int | str | None:
+    """Counts, one of each split, as a short JSON scalar; None for nothing but zeros."""
+    if not counts.any():
+        return None
+    if (counts == counts[0]).all():
+        return int(counts[0])
+    return ",".join(map(str, counts.tolist()))
+
+
+def counts_from_text(value: Any, size: int) -> Int64Array | None:
+    """What `counts_to_text` made of `size` counts, or a ValueError."""
+    if value is None:
+        return None
+    try:
+        counts = [int(v) for v in value.split(",")] if isinstance(value, str) else [value] * size
+        array = np.array(counts, dtype=np.int64)
+    except (ValueError, TypeError, OverflowError):
+        array = np.empty(0, dtype=np.int64)
+    if isinstance(value, bool) or array.size != size or (array < 0).any():
+        raise ValueError(
+            f"the state is damaged: `consumed` must be None, a count, or {size} counts joined by "
+            f"commas: got {str(value)[:80]!r}"
+        )
+    return array

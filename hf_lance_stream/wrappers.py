@@ -6,7 +6,7 @@ tests in `tests/test_datasets_contract.py` fail when a release changes what is r
 """
 
 from collections.abc import Callable, Iterator
-from copy import copy
+from copy import copy, deepcopy
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from datasets import Features
 from datasets.features.features import require_decoding
 from datasets.iterable_dataset import (
+    BufferShuffledExamplesIterable,
     FilteredExamplesIterable,
     FormattedExamplesIterable,
     MappedExamplesIterable,
@@ -21,11 +22,13 @@ from datasets.iterable_dataset import (
     RepeatExamplesIterable,
     SelectColumnsIterable,
     SkipExamplesIterable,
+    StepExamplesIterable,
     TakeExamplesIterable,
     _BaseExamplesIterable,
 )
 
 from hf_lance_stream.examples import LanceExamplesIterable
+from hf_lance_stream.state import STATE_TYPE
 
 
 class _Transparent(_BaseExamplesIterable):  # type: ignore[misc]
@@ -183,17 +186,14 @@ def replace_source(
     ex_iterable: _BaseExamplesIterable,
     change: Callable[[LanceExamplesIterable], LanceExamplesIterable],
 ) -> _BaseExamplesIterable:
-    """A copy of a chain with another source at its end.
-
-    Raises:
-        ValueError: for a tree.
-    """
+    """A copy of a chain, or tree, of iterables with every source of ours changed."""
     if isinstance(ex_iterable, LanceExamplesIterable):
         return change(ex_iterable)
-    if not hasattr(ex_iterable, "ex_iterable"):
-        raise ValueError("the dataset mixes several sources: change them before they are mixed")
     new = copy(ex_iterable)
-    new.ex_iterable = replace_source(ex_iterable.ex_iterable, change)
+    if hasattr(ex_iterable, "ex_iterable"):
+        new.ex_iterable = replace_source(ex_iterable.ex_iterable, change)
+    elif hasattr(ex_iterable, "ex_iterables"):
+        new.ex_iterables = [replace_source(child, change) for child in ex_iterable.ex_iterables]
     return new
 
 
@@ -215,6 +215,47 @@ def count_rows(ex_iterable: _BaseExamplesIterable) -> int | None:
         return None if times is None else below * max(0, int(times))
     is_map = type(ex_iterable) is MappedExamplesIterable and not ex_iterable.batched
     return below if is_map or isinstance(ex_iterable, _ROW_FOR_ROW) else None
+
+
+_NAMES = {
+    BufferShuffledExamplesIterable: "shuffle with a buffer",
+    FilteredExamplesIterable: "filter",
+    RepeatExamplesIterable: "repeat",
+    SkipExamplesIterable: "skip",
+    StepExamplesIterable: "a split by examples",
+    TakeExamplesIterable: "take",
+}
+
+
+def changes_rows(ex_iterable: _BaseExamplesIterable) -> str | None:
+    """Name of the outermost step of a dataset that does not keep one row per row, or None."""
+    while not isinstance(ex_iterable, LanceExamplesIterable):
+        if not hasattr(ex_iterable, "ex_iterable"):
+            return "a mix of sources"
+        if type(ex_iterable) in _NAMES:
+            return _NAMES[type(ex_iterable)]
+        if isinstance(ex_iterable, MappedExamplesIterable):
+            if ex_iterable.batched:
+                return "a batched map"
+            if ex_iterable.with_indices:
+                return "a map with indices"
+        elif not isinstance(ex_iterable, _ROW_FOR_ROW):
+            return type(ex_iterable).__name__
+        ex_iterable = ex_iterable.ex_iterable
+    return None
+
+
+def place_state(ex_iterable: _BaseExamplesIterable, state: dict[str, Any]) -> dict[str, Any]:
+    """The nested state of a chain at its start, with `state` as that of its source."""
+    nested = ex_iterable._init_state_dict()
+    copied: dict[str, Any] = deepcopy(nested)
+    if copied.get("type") == STATE_TYPE:
+        return state
+    inner = copied
+    while inner["examples_iterable"].get("type") != STATE_TYPE:
+        inner = inner["examples_iterable"]
+    inner["examples_iterable"] = state
+    return copied
 
 
 def is_shuffled_as_a_whole(ex_iterable: _BaseExamplesIterable) -> bool:
@@ -279,15 +320,19 @@ def batch_exactly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
 
 
 def read_rows_directly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
-    """The same chain, with `RowsIterable` where a map or filter gets one table per row."""
-    if not isinstance(ex_iterable, MappedExamplesIterable | FilteredExamplesIterable):
+    """The same chain, with `RowsIterable` where a map or filter gets one table per row.
+
+    Where it needs tables, for a format or to decode media, they come from `BatchesIterable`.
+    """
+    if not isinstance(ex_iterable, MappedExamplesIterable):
         return ex_iterable
     formatted = ex_iterable.ex_iterable
-    if not isinstance(formatted, FormattedExamplesIterable) or formatted.formatting is not None:
+    if not isinstance(formatted, FormattedExamplesIterable):
         return ex_iterable
-    rows = rows_below(formatted, formatted.features)
-    if rows is None:
-        return ex_iterable
+    rows = None if formatted.formatting else rows_below(formatted, formatted.features)
     new = copy(ex_iterable)
-    new.ex_iterable = RowsIterable(rows, formatted.features)
+    if rows is None:
+        new.ex_iterable = batch_exactly(formatted)
+    else:
+        new.ex_iterable = RowsIterable(rows, formatted.features)
     return new

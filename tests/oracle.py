@@ -38,3 +38,17 @@ def group(items: list, num_parts: int, index: int) -> list:
     """The `index`-th of `num_parts` equal contiguous groups."""
     size = len(items) // num_parts
     return items[index * size : (index + 1) * size]
+
+
+def rest(splits: list[list[int]], consumed: list[int]) -> list[int]:
+    """What a reader of `splits` yields after so many rows of each: rows that lag come first."""
+    left = [
+        (cycle, s) for s, split in enumerate(splits) for cycle in range(consumed[s], len(split))
+    ]
+    return [splits[s][cycle] for cycle, s in sorted(left)]
+
+
+def batches(rows: list[int], batch_size: int, num_workers: int, worker: int) -> list[int]:
+    """The rows of every `num_workers`-th batch, from that of number `worker` on."""
+    starts = range(worker * batch_size, len(rows), num_workers * batch_size)
+    return [row for start in starts for row in rows[start : start + batch_size]]

@@ -1,4 +1,6 @@
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,9 @@ def splits_of(rows: int, options: Options) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("value", [True, False, 2.0, "4", [3]])
-@pytest.mark.parametrize("name", ["num_splits", "shuffle_seed", "shuffle_clump_size", "epoch"])
+@pytest.mark.parametrize(
+    "name", ["num_splits", "shuffle_seed", "shuffle_clump_size", "epoch", "batch_size"]
+)
 def test_what_is_no_integer_is_refused_by_name_and_value(name: str, value: Any) -> None:
     message = re.escape(f"`{name}` must be an integer: got {name}={value!r}")
     with pytest.raises(ValueError, match=f"^{message}"):
@@ -88,6 +92,7 @@ def test_what_is_no_integer_is_refused_by_name_and_value(name: str, value: Any) 
         ("shuffle_clump_size", -1, 1),
         ("shuffle_seed", -1, 0),
         ("shuffle_seed", 2**64, 0),
+        ("batch_size", 0, 1),
         ("epoch", -1, 0),
         ("epoch", 2**64, 0),
     ],
@@ -170,6 +175,7 @@ def test_a_shuffle_has_64_splits_or_as_many_as_rows(rows: int, num_splits: int) 
     [
         (Options(shuffle_seed=1), (), "keep"),
         (Options(shuffle_seed=1), (worker(4, 0),), "keep"),
+        (Options(shuffle_seed=1), (rank(1, 0),), "keep"),
         (Options(shuffle_seed=1), (rank(2, 0),), "drop"),
         (Options(shuffle_seed=1), (rank(2, 0), worker(4, 1)), "drop"),
         (Options(num_splits=64), (), "drop"),
@@ -295,6 +301,107 @@ def test_as_many_splits_as_rows_are_accepted() -> None:
     assert listed(plan(5, Options(num_splits=5))) == [0, 1, 2, 3, 4]
 
 
+# Workers that get whole batches
+
+
+@untimed
+@given(epoch=epochs(), batch_size=st.integers(1, 20), data=st.data())
+def test_workers_get_the_batches_of_their_rank_in_turn(
+    epoch: tuple[int, Options], batch_size: int, data: st.DataObject
+) -> None:
+    rows, options = epoch
+    world_size = data.draw(st.sampled_from(divisors(options.num_splits)))
+    num_workers = data.draw(st.integers(1, 6))
+    mine = rank(world_size, data.draw(st.integers(0, world_size - 1)))
+    of_rank = listed(plan(rows, options, mine))
+    dealt = replace(options, batch_size=batch_size)
+    assert listed(plan(rows, dealt, mine)) == of_rank
+    for worker_id in range(num_workers):
+        expected = oracle.batches(of_rank, batch_size, num_workers, worker_id)
+        reader = plan(rows, dealt, mine, worker(num_workers, worker_id))
+        assert listed(reader) == expected
+        assert reader.stream_rows == len(of_rank)
+
+
+@untimed
+@given(sizes=fragments, batch_size=st.integers(1, 20), num_workers=st.integers(1, 6))
+def test_workers_get_batches_of_natural_shards_in_turn(
+    sizes: list[int], batch_size: int, num_workers: int
+) -> None:
+    for worker_id in range(num_workers):
+        reader = plan(sizes, Options(batch_size=batch_size), worker(num_workers, worker_id))
+        table = list(range(sum(sizes)))
+        assert listed(reader) == oracle.batches(table, batch_size, num_workers, worker_id)
+
+
+# Resume
+
+
+@untimed
+@given(epoch=epochs(), data=st.data())
+def test_a_resumed_reader_yields_the_rest(epoch: tuple[int, Options], data: st.DataObject) -> None:
+    rows, options = epoch
+    reader = plan(rows, options)
+    begin = data.draw(st.integers(0, len(reader)))
+    consumed = reader.consumed_after(None, begin)
+    assert listed(reader.resumed(consumed)) == listed(reader)[begin:]
+    middle = data.draw(st.integers(0, len(reader) - begin))
+    consumed = reader.consumed_after(consumed, middle)
+    assert listed(reader.resumed(consumed)) == listed(reader)[begin + middle :]
+
+
+@untimed
+@given(sizes=fragments, data=st.data())
+def test_resumed_natural_shards_yield_the_rest(sizes: list[int], data: st.DataObject) -> None:
+    reader = plan(sizes, Options())
+    begin = data.draw(st.integers(0, len(reader)))
+    middle = data.draw(st.integers(0, len(reader) - begin))
+    consumed = reader.consumed_after(reader.consumed_after(None, begin), middle)
+    assert listed(reader.resumed(consumed)) == listed(reader)[begin + middle :]
+
+
+@pytest.mark.parametrize("options", [Options(), Options(num_splits=1)])
+def test_a_reader_resumed_past_its_end_yields_nothing(options: Options) -> None:
+    for consumed in (10, 15):
+        reader = plan(10, options).resumed(np.array([consumed]))
+        assert (len(reader), listed(reader)) == (0, [])
+
+
+@untimed
+@given(epoch=epochs(), batch_size=st.integers(1, 20), data=st.data())
+def test_another_number_of_workers_continues_with_the_same_batches(
+    epoch: tuple[int, Options], batch_size: int, data: st.DataObject
+) -> None:
+    rows, options = epoch
+    alone = plan(rows, options)
+    begin = data.draw(st.integers(0, len(alone)))
+    consumed = alone.consumed_after(None, begin)
+    num_workers = data.draw(st.integers(1, 6))
+    for worker_id in range(num_workers):
+        dealt = replace(options, batch_size=batch_size)
+        reader = plan(rows, dealt, worker(num_workers, worker_id)).resumed(consumed)
+        expected = oracle.batches(listed(alone)[begin:], batch_size, num_workers, worker_id)
+        assert listed(reader) == expected
+
+
+@untimed
+@given(epoch=epochs(), data=st.data())
+def test_another_world_size_continues_with_exactly_the_unseen_rows(
+    epoch: tuple[int, Options], data: st.DataObject
+) -> None:
+    rows, options = epoch
+    before, after = (data.draw(st.sampled_from(divisors(options.num_splits))) for _ in range(2))
+    seen, consumed = [], []
+    for index in range(before):
+        reader = plan(rows, options, rank(before, index))
+        delivered = data.draw(st.integers(0, len(reader)))
+        seen += listed(reader)[:delivered]
+        consumed.append(reader.consumed_after(None, delivered))
+    for index, counts in enumerate(np.split(np.concatenate(consumed), after)):
+        seen += listed(plan(rows, options, rank(after, index)).resumed(counts))
+    assert sorted(seen) == sorted(listed(plan(rows, options)))
+
+
 # Empty tables
 
 
@@ -385,6 +492,30 @@ def test_a_natural_reader_can_be_resharded(sizes: list[int], world_size: int) ->
 
 
 @untimed
+@given(
+    sizes=fragments,
+    times=st.integers(1, 3),
+    parts=st.integers(1, 6),
+    part=st.sampled_from([rank, piece]),
+)
+def test_parts_of_resharded_natural_shards_are_the_table(
+    sizes: list[int], times: int, parts: int, part: Callable[[int, int], Shard]
+) -> None:
+    reshards = [Reshard()] * times
+    readers = [plan(sizes, Options(), *reshards, part(parts, i)) for i in range(parts)]
+    assert sorted(row for r in readers for row in listed(r)) == list(range(sum(sizes)))
+    if len(sizes) % parts == 0:
+        unchanged = [plan(sizes, Options(), part(parts, i)) for i in range(parts)]
+        assert [listed(reader) for reader in readers] == [listed(reader) for reader in unchanged]
+
+
+def test_one_fragment_resharded_serves_several_ranks() -> None:
+    reshards = Reshard(), Reshard()
+    ranks = [plan([8], Options(), *reshards, rank(4, index)) for index in range(4)]
+    assert [listed(reader) for reader in ranks] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+@untimed
 @given(epoch=epochs(), data=st.data())
 def test_resharding_splits_keeps_the_set_of_rows_of_every_reader(
     epoch: tuple[int, Options], data: st.DataObject
@@ -464,7 +595,26 @@ def test_chunk_rows(options: Options, target: int, chunk: int) -> None:
 
 def test_the_part_of_a_reader_of_splits_says_which() -> None:
     reader = plan(100, Options(num_splits=12), rank(3, 1))
-    assert reader.part() == {"start": 4, "stop": 8, "ranges": None}
+    assert reader.part() == {
+        "start": 4,
+        "stop": 8,
+        "ranges": None,
+        "worker": None,
+        "num_workers": None,
+        "batch_size": None,
+    }
+
+
+def test_the_part_of_a_worker_that_gets_batches_says_which() -> None:
+    reader = plan(100, Options(num_splits=12, batch_size=8), rank(3, 1), worker(5, 4))
+    assert reader.part() == {
+        "start": 4,
+        "stop": 8,
+        "ranges": None,
+        "worker": 4,
+        "num_workers": 5,
+        "batch_size": 8,
+    }
 
 
 def test_the_part_of_a_natural_reader_tells_readers_apart() -> None:

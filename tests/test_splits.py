@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from hf_lance_stream.splits import (
     TAILS,
+    BatchDeal,
     Layout,
     NaturalStream,
     Order,
+    Resume,
     SplitStream,
     check_divisible,
     divisors,
@@ -70,10 +72,15 @@ def listed(stream: SplitStream | NaturalStream) -> list[int]:
     return stream.positions(0, len(stream)).tolist()
 
 
-def expected(stream: SplitStream) -> list[int]:
+def splits_of(stream: SplitStream) -> list[list[int]]:
+    """The splits of the oracle."""
     layout = stream.layout
     splits = oracle.cut(list(range(layout.rows)), layout.num_splits, layout.tail)
-    return oracle.deal(splits[stream.start : stream.stop])
+    return splits[stream.start : stream.stop]
+
+
+def expected(stream: SplitStream) -> list[int]:
+    return oracle.deal(splits_of(stream))
 
 
 # Order
@@ -272,6 +279,96 @@ def test_the_first_and_last_rows_of_a_trillion_need_no_table() -> None:
     assert stream.positions(0, 3).tolist() == [0, length, 2 * length]
     assert stream.positions(10**12 + 4, 10**12 + 9).tolist() == [10**12 + 4]
     assert len(stream) == 10**12 + 5
+
+
+@untimed
+@given(stream=streams())
+def test_split_lengths(stream: SplitStream) -> None:
+    assert stream.split_lengths().tolist() == [len(split) for split in splits_of(stream)]
+
+
+# Resume
+
+
+@st.composite
+def resumes(draw: st.DrawFn) -> tuple[SplitStream, np.ndarray]:
+    """A stream and the rows consumed of each of its splits, however uneven."""
+    stream = draw(streams())
+    lengths = stream.split_lengths().tolist()
+    consumed = [draw(st.integers(0, length)) for length in lengths]
+    return stream, np.array(consumed, dtype=np.int64)
+
+
+@untimed
+@given(resume=resumes())
+def test_splits_that_lag_go_first(resume: tuple[SplitStream, np.ndarray]) -> None:
+    stream, consumed = resume
+    expected = oracle.rest(splits_of(stream), consumed.tolist())
+    rest = Resume.of(stream, consumed)
+    assert rest.remaining(len(stream)) == len(expected)
+    assert stream.at(rest.at(np.arange(len(expected)))).tolist() == expected
+
+
+@untimed
+@given(stream=streams())
+def test_nothing_consumed_resumes_at_the_start(stream: SplitStream) -> None:
+    rest = Resume.of(stream, np.zeros(stream.num_shards, dtype=np.int64))
+    assert (rest.start, rest.late.size) == (0, 0)
+    assert rest.remaining(len(stream)) == len(stream)
+
+
+@untimed
+@given(data=st.data(), resume=resumes())
+def test_any_chain_of_resumes_yields_the_rest(
+    data: st.DataObject, resume: tuple[SplitStream, np.ndarray]
+) -> None:
+    stream, consumed = resume
+    expected = oracle.rest(splits_of(stream), consumed.tolist())
+    seen: list[int] = []
+    while len(seen) < len(expected):
+        rest = Resume.of(stream, consumed)
+        count = data.draw(st.integers(1, rest.remaining(len(stream))))
+        seen += stream.at(rest.at(np.arange(count))).tolist()
+        consumed = stream.consumed_after(consumed, count)
+    assert seen == expected
+    assert consumed.tolist() == stream.split_lengths().tolist()
+
+
+@untimed
+@given(data=st.data(), stream=streams())
+def test_consumed_counts_the_rows_of_each_split(data: st.DataObject, stream: SplitStream) -> None:
+    delivered = data.draw(st.integers(0, len(stream)))
+    consumed = stream.consumed_after(None, delivered).tolist()
+    assert sum(consumed) == delivered
+    assert oracle.rest(splits_of(stream), consumed) == expected(stream)[delivered:]
+
+
+def test_a_resume_in_a_trillion_rows_needs_no_table() -> None:
+    layout = Layout(rows=10**12, num_splits=4)
+    stream = SplitStream(layout=layout, start=0, stop=4)
+    consumed = stream.consumed_after(None, 8 * 10**11 + 2)
+    assert (consumed - 2 * 10**11).tolist() == [1, 1, 0, 0]
+    rest = Resume.of(stream, consumed)
+    assert rest.at(np.arange(4)).tolist() == [8 * 10**11 + i for i in range(2, 6)]
+
+
+# BatchDeal
+
+
+@untimed
+@given(
+    total=st.integers(0, 200),
+    batch_size=st.integers(1, 30),
+    num_workers=st.integers(1, 8),
+)
+def test_batches_are_dealt_to_workers_in_turn(
+    total: int, batch_size: int, num_workers: int
+) -> None:
+    for worker in range(num_workers):
+        deal = BatchDeal(worker=worker, num_workers=num_workers, batch_size=batch_size)
+        expected = oracle.batches(list(range(total)), batch_size, num_workers, worker)
+        assert deal.count(total) == len(expected)
+        assert deal.at(np.arange(len(expected))).tolist() == expected
 
 
 # NaturalStream

@@ -4,18 +4,22 @@ import re
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets.iterable_dataset import _BaseExamplesIterable, _fast_copy
 from helpers import through_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_lance_stream.permutation import MAX_LENGTH
 from hf_lance_stream.state import (
     STATE_TYPE,
     STATE_VERSION,
     LiveState,
     check_state,
     check_version,
+    counts_from_text,
+    counts_to_text,
     differences,
     find_states,
     fingerprint_text,
@@ -36,7 +40,6 @@ FINGERPRINT = {
     "order_version": 1,
 }
 PART = {"start": 0, "stop": 8, "ranges": None}
-LENGTH = 1000
 
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 
@@ -47,7 +50,7 @@ def saved(**changes: Any) -> dict[str, Any]:
 
 
 def check(state: dict[str, Any]) -> None:
-    check_state(state, FINGERPRINT, PART, LENGTH)
+    check_state(state, FINGERPRINT)
 
 
 class Reader(_BaseExamplesIterable):
@@ -242,6 +245,10 @@ def test_lists_become_json() -> None:
     assert fingerprint_text(["id", 'a "b"']) == '["id", "a \\"b\\""]'
 
 
+def test_a_text_of_more_than_300_characters_is_shortened() -> None:
+    assert len(fingerprint_text("x" * 301)) < 140
+
+
 def test_a_long_text_is_shortened_to_its_beginning_length_and_digest() -> None:
     text = "label = 1 OR " * 100
     short = fingerprint_text(text)
@@ -326,7 +333,7 @@ def test_a_newer_version_is_refused_before_fields_it_may_lack() -> None:
 
 def test_a_state_that_fits_is_accepted() -> None:
     check(saved())
-    assert differences(saved(), FINGERPRINT, PART) == []
+    assert differences(saved(), FINGERPRINT) == []
 
 
 OTHER_VALUES = {
@@ -351,33 +358,19 @@ def test_each_field_that_differs_is_named_with_saved_and_current_value(name: str
     line = f"{name}: saved {OTHER_VALUES[name]!r}, now {FINGERPRINT[name]!r}"
     with pytest.raises(ValueError, match=rf"\n  {re.escape(line)}\n"):
         check(state)
-    assert differences(state, FINGERPRINT, PART) == [line]
+    assert differences(state, FINGERPRINT) == [line]
 
 
 def test_all_fields_that_differ_are_named_at_once() -> None:
     state = saved(fingerprint=OTHER_VALUES)
-    assert [line.split(":")[0] for line in differences(state, FINGERPRINT, PART)] == [*FINGERPRINT]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "line"),
-    [
-        ("start", 4, "first shard of this reader: saved 4, now 0"),
-        ("stop", 4, "end of the shards of this reader: saved 4, now 8"),
-        ("ranges", "abc", "rows of this reader: saved 'abc', now None"),
-    ],
-)
-def test_another_part_of_the_epoch_is_named(name: str, value: Any, line: str) -> None:
-    state = saved(part=PART | {name: value})
-    with pytest.raises(ValueError, match=re.escape(line)):
-        check(state)
+    assert [line.split(":")[0] for line in differences(state, FINGERPRINT)] == [*FINGERPRINT]
 
 
 def test_a_field_that_only_one_side_has_is_named() -> None:
     state = saved()
     del state["fingerprint"]["tail"]
     state["fingerprint"]["mixture"] = "a+b"
-    assert differences(state, FINGERPRINT, PART) == [
+    assert differences(state, FINGERPRINT) == [
         "tail: saved None, now 'drop'",
         "mixture: saved 'a+b', now None",
     ]
@@ -387,7 +380,7 @@ def test_a_field_that_only_one_side_has_is_named() -> None:
 def test_an_equal_value_of_another_type_differs(value: Any) -> None:
     state = saved()
     state["fingerprint"]["epoch"] = value
-    assert differences(state, FINGERPRINT, PART) == [f"epoch: saved {value!r}, now 1"]
+    assert differences(state, FINGERPRINT) == [f"epoch: saved {value!r}, now 1"]
 
 
 def test_another_table_version_comes_with_the_argument_to_pass() -> None:
@@ -413,14 +406,14 @@ def test_a_damaged_fingerprint_or_part_is_refused(name: str, value: Any) -> None
         check(saved(**{name: value}))
 
 
-@pytest.mark.parametrize("position", [0, 1, LENGTH - 1, LENGTH])
-def test_positions_from_the_start_to_the_end_are_accepted(position: int) -> None:
+@pytest.mark.parametrize("position", [0, 1, MAX_LENGTH])
+def test_positions_of_any_table_are_accepted(position: int) -> None:
     check(saved(position=position))
 
 
-@pytest.mark.parametrize("position", [-1, LENGTH + 1, 2**70, None, "5", 5.0, True, [5]])
+@pytest.mark.parametrize("position", [-1, MAX_LENGTH + 1, 2**70, None, "5", 5.0, True, [5]])
 def test_a_position_out_of_range_or_of_another_type_is_refused(position: Any) -> None:
-    message = re.escape(f"`position` must be an integer in [0, {LENGTH}]: got {position!r}")
+    message = re.escape(f"`position` must be an integer in [0, {MAX_LENGTH}]: got {position!r}")
     with pytest.raises(ValueError, match=f"the state is damaged: {message}"):
         check(saved(position=position))
 
@@ -442,3 +435,36 @@ def test_damaged_chunk_rows_are_refused(chunk_rows: Any) -> None:
     message = re.escape(f"got {chunk_rows!r}")
     with pytest.raises(ValueError, match=f"the state is damaged: `chunk_rows` must be .*{message}"):
         check(saved(chunk_rows=chunk_rows))
+
+
+# Counts
+
+
+counts = st.lists(st.integers(0, MAX_LENGTH), min_size=1, max_size=20)
+
+
+@settings(deadline=None)
+@given(counts=counts)
+def test_counts_survive_as_json(counts: list[int]) -> None:
+    text = through_json(counts_to_text(np.array(counts)))
+    back = counts_from_text(text, len(counts))
+    assert (back is None) == (not any(counts))
+    assert back is None or (back.dtype == np.int64 and back.tolist() == counts)
+
+
+def test_equal_counts_are_one_number() -> None:
+    assert counts_to_text(np.array([7] * 48)) == 7
+    assert counts_to_text(np.zeros(48, dtype=np.int64)) is None
+    assert counts_to_text(np.array([7, 8])) == "7,8"
+
+
+def test_uneven_counts_take_few_bytes_a_split() -> None:
+    text = counts_to_text(10**6 + np.arange(1000) % 2)
+    assert len(json.dumps(text)) <= 8 * 1000 + 2
+
+
+@pytest.mark.parametrize("value", ["1,2", "1,2,3,4", "1,x,3", "", -1, "1,-2,3", 1.5, True, [1], {}])
+def test_damaged_counts_are_refused(value: Any) -> None:
+    message = "`consumed` must be None, a count, or 3 counts joined by commas: got "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        counts_from_text(value, 3)

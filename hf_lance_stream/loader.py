@@ -1,0 +1,349 @@
+"""`stateful_dataloader`: a torchdata loader with the same batches for any number of workers."""
+
+import logging
+import multiprocessing
+import warnings
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from hf_lance_stream.dataset import LanceIterableDataset
+from hf_lance_stream.merge import innermost_state, merge_state_dicts
+from hf_lance_stream.permutation import derive_key
+from hf_lance_stream.plan import check_int
+from hf_lance_stream.resume import start_from
+from hf_lance_stream.wrappers import changes_rows, only_source
+
+logger = logging.getLogger(__name__)
+
+_PRELOAD = ["torch", "datasets", "lance", "hf_lance_stream"]
+_NEVER = 2**31  # snapshots of workers are not needed where batches are counted
+_DATA_PARALLEL_NAMES = ("dp", "data", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate")
+
+
+def stateful_dataloader(
+    ds: LanceIterableDataset, batch_size: int, num_workers: int = 0, **kwargs: Any
+) -> "LanceDataLoader":
+    """A stateful loader of a Lance dataset.
+
+    Its workers share whole batches: worker w of W makes the batches w, w + W, … of this rank. So
+    the batches are the same, in content and order, for every number of workers, also more
+    workers than splits. Where a step of the dataset does not keep one row per row (filter, take,
+    interleave_datasets, …), they share splits instead; a log line says so.
+
+    Args:
+        ds: the dataset, after all transformations, divided by rank if there are several. A state
+            loaded into it is where the loader starts.
+        batch_size: rows per batch of this rank, at least 1.
+        num_workers: worker processes; they are started by ``forkserver``. 0 reads in this one.
+        kwargs: further arguments of torchdata's `StatefulDataLoader`, such as collate_fn,
+            drop_last, pin_memory, prefetch_factor, persistent_workers.
+
+    Raises:
+        ValueError: for an argument that does not fit; the message names it.
+
+    Example:
+        >>> import hf_lance_stream as hls
+        >>> ds = hls.from_lance(write_example_table(rows=100), num_splits=4, shuffle_seed=1)
+        >>> loader = hls.stateful_dataloader(ds, batch_size=16)
+        >>> len(loader), [len(batch["id"]) for batch in loader]
+        (7, [16, 16, 16, 16, 16, 16, 4])
+    """
+    if not isinstance(ds, LanceIterableDataset):
+        raise ValueError(
+            "`ds` must be a dataset of Lance tables, from hls.from_lance or load_dataset("
+            f'"lance_stream", …): got {type(ds).__name__}'
+        )
+    batch_size = check_int("batch_size", batch_size, 1, 2**31)
+    num_workers = check_int("num_workers", num_workers, 0, 2**15)
+    for name in ("shuffle", "sampler", "batch_sampler"):
+        if kwargs.get(name):
+            raise ValueError(
+                f"`{name}` does not go with a dataset that has an order of its own: got "
+                f"{name}={kwargs[name]!r}; shuffle with ds.shuffle(seed=…)"
+            )
+    if kwargs.get("in_order") is False:
+        raise ValueError("`in_order` must be True: got in_order=False, which loses the order")
+    context = kwargs.get("multiprocessing_context")
+    if num_workers:
+        if getattr(context, "get_start_method", lambda: context)() == "fork":
+            raise ValueError(
+                "`multiprocessing_context` must not be 'fork': Lance has been used in this "
+                "process, and a process forked after that cannot read; leave it out, or use "
+                "'forkserver' or 'spawn'"
+            )
+        if context is None:
+            kwargs["multiprocessing_context"] = "forkserver"
+        multiprocessing.set_forkserver_preload(_PRELOAD)
+    elif kwargs.get("persistent_workers") or kwargs.get("prefetch_factor") is not None:
+        raise ValueError(
+            "`persistent_workers` and `prefetch_factor` need workers: got num_workers=0"
+        )
+    return LanceDataLoader(ds, batch_size, num_workers, **kwargs)
+
+
+class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
+    """What `stateful_dataloader` returns."""
+
+    def __init__(
+        self, ds: LanceIterableDataset, batch_size: int, num_workers: int, **kwargs: Any
+    ) -> None:
+        # Where one row stays one row, this process counts batches, and the state needs no worker.
+        self._is_counted = changes_rows(ds._ex_iterable) is None
+        self._pass: _Pass | None = None  # the running pass, or the last one
+        self._is_over = False  # the next pass is the empty rest of a finished one
+        kwargs.setdefault("generator", torch.Generator())
+        if self._is_counted:
+            kwargs["snapshot_every_n_steps"] = _NEVER
+        shared = _sharing_batches(ds, batch_size)
+        with warnings.catch_warnings():  # torchdata 0.11 calls what torch 2.13 deprecates
+            warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+            super().__init__(shared, batch_size=batch_size, num_workers=num_workers, **kwargs)
+        _log_steps(shared, batch_size)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank.
+
+        Raises:
+            TypeError: when only iterating tells.
+        """
+        rows, size = len(self.dataset), int(self.batch_size)
+        return rows // size if self.drop_last else -(-rows // size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, also in workers that are alive."""
+        if self.dataset.epoch != epoch:
+            self._is_over = False
+            if self.next_iter_state is not None:
+                super().load_state_dict({})
+        self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        ds = self.dataset
+        if self.generator is not None:  # not the global one, whose draws a resume would shift
+            self.generator.manual_seed(derive_key(torch.initial_seed(), ds.epoch) >> 1)
+        if self._is_over:
+            self._is_over = False
+            return iter(())
+        if self._is_counted:
+            self._pass = _Pass(ds)
+        batches = super().__iter__()
+        if self.num_workers:
+            ds._starting_state_dict = None  # the workers have their copy
+        return self._count(batches)
+
+    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
+        running = self._pass
+        for batch in batches:
+            if running is not None:
+                running.batches += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch that was yielded.
+
+        Where workers share batches it is JSON, under 2 KB and 8 bytes per split. After the last
+        batch it is the end of the epoch: a loader that loads it has an empty rest once, then
+        whole epochs.
+        """
+        if not self._is_counted:
+            raw: dict[str, Any] = super().state_dict()
+            return raw
+        current = self._pass
+        if current is None or current.epoch != self.dataset.epoch:
+            current = _Pass(self.dataset)
+        state = current.state_dict(self.batch_size)
+        state["loader"] = {"num_workers": self.num_workers, "batch_size": self.batch_size}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue at a saved position in the next pass; restores the epoch.
+
+        Args:
+            state_dict: the state of a loader with the same settings on this rank, or a portable
+                state, from `merge_state_dicts` or `gather_state_dict`, of any.
+
+        Raises:
+            ValueError: when the state does not fit; the message says how it can be made to.
+        """
+        super().load_state_dict({})
+        self._pass, self._is_over = None, False
+        if not state_dict:
+            return
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"`state_dict` must be a dict: got {str(state_dict)[:100]!r}")
+        saved_workers = _saved_workers(state_dict)
+        if saved_workers is not None and saved_workers != self.num_workers:
+            raise ValueError(
+                f"the state was saved with num_workers={saved_workers}, this loader has "
+                f"num_workers={self.num_workers}: load what hls.merge_state_dicts([...]) makes of "
+                "the states of all ranks"
+            )
+        if "examples_iterable" in state_dict:
+            saved = {name: state_dict[name] for name in ("examples_iterable", "epoch")}
+            self.dataset.load_state_dict(saved)
+        elif self._is_counted:
+            self.dataset.load_state_dict(merge_state_dicts([state_dict], all_ranks_level=False))
+        else:
+            self.dataset.set_epoch(_raw_epoch(state_dict))
+            if state_dict.get("_iterator_finished"):
+                self._is_over = True
+            else:
+                super().load_state_dict(dict(state_dict))
+
+
+class _Pass:
+    """One pass of a loader whose workers share batches: where it started, how far it is."""
+
+    def __init__(self, ds: LanceIterableDataset) -> None:
+        self.epoch = ds.epoch
+        self.batches = 0
+        examples = only_source(ds.prepared_source())
+        assert examples is not None
+        starting = ds._starting_state_dict
+        if starting is not None and starting["epoch"] == self.epoch:
+            state = innermost_state(starting["examples_iterable"])
+        else:
+            state = examples._init_state_dict()
+        start = start_from(state, examples.fingerprint, examples.plan)
+        self._state: dict[str, Any] = deepcopy(state)
+        start.write_to(self._state)  # it may have been that of all ranks
+        self._position = start.position
+        self._length = start.plan.stream_rows
+
+    def state_dict(self, batch_size: int) -> dict[str, Any]:
+        """The dataset's state after the batches so far, without wrappers."""
+        state = {k: dict(v) if type(v) is dict else v for k, v in self._state.items()}
+        state["position"] = min(self._position + self.batches * batch_size, self._length)
+        return {"examples_iterable": state, "epoch": self.epoch}
+
+
+def _sharing_batches(ds: LanceIterableDataset, batch_size: int) -> LanceIterableDataset:
+    """`ds` with its workers sharing batches, at the same epoch and state."""
+    starting, ds._starting_state_dict = ds._starting_state_dict, None
+    try:
+        shared = ds.with_batches(batch_size)
+    finally:
+        ds._starting_state_dict = starting
+    shared._epoch = ds._epoch  # one number, so that ds.set_epoch reaches the loader
+    shared._forgets_at_start = True
+    if starting:
+        shared.load_state_dict(starting)
+    return shared
+
+
+def _log_steps(ds: LanceIterableDataset, batch_size: int) -> None:
+    """Say it where another world size would have other rows in a step."""
+    examples = only_source(ds._ex_iterable)
+    layout = examples.plan.layout if examples is not None else None
+    if examples is None or layout is None:
+        return
+    world_size = layout.num_splits // max(1, ds.num_shards)
+    global_batch = batch_size * world_size
+    if global_batch % layout.num_splits:
+        logger.info(
+            "the global batch of %d rows (world_size=%d, batch_size=%d) is not a multiple of "
+            "num_splits=%d: another world size would form other global batches",
+            global_batch,
+            world_size,
+            batch_size,
+            layout.num_splits,
+        )
+
+
+def _saved_workers(state: Mapping[str, Any]) -> int | None:
+    """Number of workers of the loader a state is of; None for a dataset's or a portable one."""
+    if "loader" in state:
+        return int(state["loader"]["num_workers"])
+    if "_snapshot" in state:
+        return len(state["_snapshot"].get("_worker_snapshots") or {})
+    return 0 if "dataset_state" in state else None
+
+
+def _raw_epoch(state: Mapping[str, Any]) -> int:
+    """Epoch in a state of torchdata's loader."""
+    snapshots = state.get("_snapshot", {}).get("_worker_snapshots") or {"": state}
+    return int(next(iter(snapshots.values()))["dataset_state"]["epoch"])
+
+
+def gather_state_dict(
+    loader: Any, group: Any = None, *, all_ranks_level: bool = False
+) -> dict[str, Any]:
+    """The portable state of all ranks, on every rank.
+
+    With a process group every rank must call it, at the same step. Without one this process is
+    the only rank.
+
+    Args:
+        loader: a loader from `stateful_dataloader`, or a dataset.
+        group: the process group; default: the default one.
+        all_ranks_level: see `merge_state_dicts`; for one process of several, without a group.
+    """
+    state = loader.state_dict()
+    if not (dist.is_available() and dist.is_initialized()):
+        return merge_state_dicts([state], all_ranks_level=all_ranks_level)
+    states: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(states, state, group=group)
+    return merge_state_dicts(states)
+
+
+class PortableState:
+    """The portable state of a loader as a `Stateful` of `torch.distributed.checkpoint`.
+
+    ``dcp.save({"data": hls.PortableState(loader)}, checkpoint_id=…)`` on every rank saves it,
+    ``dcp.load`` of the same loads it, on any number of ranks and workers.
+
+    Args:
+        loader: a loader from `stateful_dataloader`.
+        group: the process group of the ranks; default: the default one.
+    """
+
+    def __init__(self, loader: LanceDataLoader, group: Any = None) -> None:
+        self.loader = loader
+        self.group = group
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `gather_state_dict`."""
+        return gather_state_dict(self.loader, self.group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load it into this rank's loader."""
+        self.loader.load_state_dict(state_dict)
+
+
+def data_parallel_rank(mesh: DeviceMesh, *names: str) -> tuple[int, int]:
+    """Data-parallel rank and size of this process in a device mesh.
+
+    Members of a tensor- or pipeline-parallel group have the same rank, and so read the same
+    rows: ``rank, world_size = data_parallel_rank(mesh)`` goes to `from_lance`, `shard` or
+    ``split_dataset_by_node``.
+
+    Args:
+        mesh: the device mesh.
+        names: names of its data-parallel dimensions, the slowest first. Default: those among
+            "dp", "data", "ddp", "fsdp", "dp_replicate", "dp_shard" and "replicate", or the only
+            dimension there is.
+
+    Raises:
+        ValueError: the mesh has no dimension of that name, or none that looks data-parallel.
+    """
+    known = mesh.mesh_dim_names or ()
+    chosen = names or tuple(name for name in known if name in _DATA_PARALLEL_NAMES)
+    if not chosen and mesh.ndim == 1:
+        return mesh.get_local_rank(), mesh.size()
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        raise ValueError(
+            f"`names` must be data-parallel dimensions of the mesh: got {list(names)}; the mesh "
+            f"has {list(known)}"
+        )
+    rank, size = 0, 1
+    for name in chosen:
+        length = mesh.size(known.index(name))
+        rank, size = rank * length + mesh.get_local_rank(name), size * length
+    return rank, size
