@@ -22,7 +22,13 @@ from hf_lance_stream.plan import Options, Shard, check_int
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.source import open_source
 from hf_lance_stream.splits import Layout, Tail
-from hf_lance_stream.state import STATE_TYPE, check_version, differences, find_states
+from hf_lance_stream.state import (
+    STATE_TYPE,
+    check_steps,
+    check_version,
+    differences,
+    find_states,
+)
 from hf_lance_stream.wrappers import (
     batch_exactly,
     changes_rows,
@@ -377,7 +383,10 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         found = list(find_states(saved))
         for state in found:
             check_version(state)
-        examples = only_source(self.prepared_source())
+        prepared = self.prepared_source()
+        if torch.utils.data.get_worker_info() is None:
+            check_steps(saved["examples_iterable"], self._state_dict["examples_iterable"])
+        examples = only_source(prepared)
         if examples is None or torch.utils.data.get_worker_info() is not None:
             return  # several sources, or a worker's part: each reader checks when it starts
         if not found:

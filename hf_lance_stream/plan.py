@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hf_lance_stream.permutation import SEED_LIMIT, Int64Array
+from hf_lance_stream.permutation import MAX_LENGTH, SEED_LIMIT, Int64Array
 from hf_lance_stream.splits import (
     TAILS,
     BatchDeal,
@@ -37,7 +37,7 @@ def check_int(name: str, value: Any, low: int, high: int, why: str = "") -> int:
     except TypeError:
         raise ValueError(f"`{name}` must be an integer: got {name}={value!r}{why}") from None
     if not low <= number < high:
-        top = "2**64" if high == SEED_LIMIT else str(high)
+        top = {SEED_LIMIT: "2**64", MAX_LENGTH: "2**62"}.get(high, str(high))
         raise ValueError(f"`{name}` must be an integer in [{low}, {top}): got {name}={number}{why}")
     return number
 
@@ -71,7 +71,7 @@ class Options:
 
         set_int("num_splits", 1, why="; leave it out to let the package choose")
         set_int("shuffle_seed", 0)
-        set_int("shuffle_clump_size", 1, why="; use None to shuffle single rows")
+        set_int("shuffle_clump_size", 1, MAX_LENGTH, why="; use None to shuffle single rows")
         set_int("epoch", 0)
         set_int("batch_size", 1)
         if self.tail is not None and self.tail not in TAILS:
@@ -267,7 +267,8 @@ def _split_stream(layout: Layout, steps: tuple[Step, ...]) -> SplitStream:
         # A factor of the rows per split leaves every row where it is.
         factor = smallest_factor(layout.rows_per_split)
         whole = (start, stop) == (0, layout.num_splits)
-        if factor and (whole or layout.tail == "drop" or layout.surplus == 0):
+        is_same = layout.surplus == 0 or layout.tail == "drop" or (whole and layout.tail == "keep")
+        if factor and is_same:
             layout = replace(layout, num_splits=layout.num_splits * factor)
             start, stop = start * factor, stop * factor
     return SplitStream(layout=layout, start=start, stop=stop)

@@ -51,6 +51,8 @@ class Order:
         positions = np.asarray(positions, dtype=np.int64)
         if self.seed is None or self.rows == 0:
             return positions
+        if positions.ndim != 1:
+            return self.rows_at(positions.reshape(-1)).reshape(positions.shape)
         start, missing = self._short_clump
         # Beyond the short clump every clump starts `missing` positions early.
         shifted = positions + missing * (positions >= start + self.clump_size - missing)

@@ -42,11 +42,11 @@ def fingerprint_text(value: Any) -> Any:
     """A fingerprint value as a short JSON scalar: numbers and None as they are, else text."""
     if value is None or isinstance(value, int):
         return value
-    text = value if isinstance(value, str) else json.dumps(value)
-    if len(text) <= _MAX_TEXT:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(json.dumps(text)) <= _MAX_TEXT:
         return text
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f"{text[:80]}… ({len(text)} characters, sha256 {digest})"
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+    return f"{text[:40]}… ({len(text)} characters, sha256 {digest})"
 
 
 def new_state(fingerprint: Mapping[str, Any], part: Mapping[str, Any]) -> LiveState:
@@ -73,6 +73,48 @@ def find_states(state: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(state, list | tuple):
         for value in state:
             yield from find_states(value)
+
+
+def check_steps(saved: Any, live: Any) -> None:
+    """Raise ValueError unless a nested state is that of a dataset with the same steps.
+
+    `datasets` would raise a KeyError, or take over a state that means something else.
+
+    Args:
+        saved: the nested state of all steps, ours innermost.
+        live: that of the dataset that loads it.
+    """
+    if not _same_steps(saved, live):
+        raise ValueError(
+            f"the state was saved by a dataset with other steps: saved {_steps(saved)}, now "
+            f"{_steps(live)}; load it into a dataset made by the same calls in the same order"
+        )
+
+
+def _same_steps(saved: Any, live: Any) -> bool:
+    if isinstance(live, dict):
+        if not isinstance(saved, dict) or saved.get("type") != live.get("type"):
+            return False
+        if live.get("type") == STATE_TYPE:
+            return True
+        return set(saved) == set(live) and all(_same_steps(saved[k], live[k]) for k in live)
+    if isinstance(live, list):
+        return (
+            isinstance(saved, list)
+            and len(saved) == len(live)
+            and all(map(_same_steps, saved, live))
+        )
+    return True
+
+
+def _steps(state: Any) -> str:
+    """The types of the steps of a nested state, the last call first."""
+    names = []
+    while isinstance(state, dict):
+        names.append(str(state.get("type")))
+        below = state.get("examples_iterable", state.get("ex_iterables"))
+        state = below[0] if isinstance(below, list) and below else below
+    return " of ".join(name.removesuffix("Iterable").removesuffix("Examples") for name in names)
 
 
 def check_version(state: Mapping[str, Any]) -> None:
@@ -159,12 +201,14 @@ def counts_from_text(value: Any, size: int) -> Int64Array | None:
     """What `counts_to_text` made of `size` counts, or a ValueError."""
     if value is None:
         return None
+    counts = [value] * size if type(value) is int else []
+    if isinstance(value, str) and all(v.isdecimal() for v in value.split(",")):
+        counts = [int(v) for v in value.split(",")]
     try:
-        counts = [int(v) for v in value.split(",")] if isinstance(value, str) else [value] * size
         array = np.array(counts, dtype=np.int64)
-    except (ValueError, TypeError, OverflowError):
+    except OverflowError:
         array = np.empty(0, dtype=np.int64)
-    if isinstance(value, bool) or array.size != size or (array < 0).any():
+    if array.size != size or (array < 0).any():
         raise ValueError(
             f"the state is damaged: `consumed` must be None, a count, or {size} counts joined by "
             f"commas: got {str(value)[:80]!r}"

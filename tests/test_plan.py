@@ -90,6 +90,7 @@ def test_what_is_no_integer_is_refused_by_name_and_value(name: str, value: Any) 
         ("num_splits", -4, 1),
         ("shuffle_clump_size", 0, 1),
         ("shuffle_clump_size", -1, 1),
+        ("shuffle_clump_size", 2**62, 1),
         ("shuffle_seed", -1, 0),
         ("shuffle_seed", 2**64, 0),
         ("batch_size", 0, 1),
@@ -98,7 +99,8 @@ def test_what_is_no_integer_is_refused_by_name_and_value(name: str, value: Any) 
     ],
 )
 def test_an_integer_out_of_range_is_refused_with_the_range(name: str, value: int, low: int) -> None:
-    message = re.escape(f"`{name}` must be an integer in [{low}, 2**64): got {name}={value}")
+    high = "2**62" if name == "shuffle_clump_size" else "2**64"
+    message = re.escape(f"`{name}` must be an integer in [{low}, {high}): got {name}={value}")
     with pytest.raises(ValueError, match=f"^{message}"):
         Options(**{name: value})
 
