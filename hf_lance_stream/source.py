@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_lance_stream.permutation import Int64Array
+from hf_lance_stream.processes import refuse_unsafe_fork
 
 if TYPE_CHECKING:
     import lance
@@ -326,6 +327,7 @@ def _open(
 ) -> "lance.LanceDataset":
     import lance
 
+    refuse_unsafe_fork()
     path = None if "://" in uri else Path(uri)
     if path is not None and not path.exists():
         near = difflib.get_close_matches(path.name, _tables_in(path.parent), n=1)

@@ -1,0 +1,52 @@
+"""Lance and forked processes.
+
+Lance's runtime has threads, and a forked child has none of them: whatever it reads hangs or
+crashes. So a child forked after Lance ran refuses to read, at once and in words.
+"""
+
+import os
+from pathlib import Path
+
+_RUNTIME_THREADS = "lance"  # beginning of the names of the threads of Lance's runtimes
+
+_ran_before_fork = False
+_is_unsafe = False
+
+
+def refuse_unsafe_fork() -> None:
+    """Raise RuntimeError in a process that was forked after Lance ran in its parent."""
+    if _is_unsafe:
+        raise RuntimeError(
+            "this process was forked after Lance was used in its parent, and Lance cannot read in "
+            "such a process. Start workers another way: use hls.stateful_dataloader, or give the "
+            'DataLoader multiprocessing_context="forkserver" or "spawn"'
+        )
+
+
+def _lance_runs() -> bool:
+    try:
+        tasks = list(Path("/proc/self/task").iterdir())
+    except OSError:  # no such place outside Linux
+        return False
+    return any(_name(task).startswith(_RUNTIME_THREADS) for task in tasks)
+
+
+def _name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text()
+    except OSError:  # the thread has ended
+        return ""
+
+
+def _before_fork() -> None:
+    global _ran_before_fork
+    _ran_before_fork = _lance_runs()
+
+
+def _after_fork_in_child() -> None:
+    global _is_unsafe
+    _is_unsafe = _is_unsafe or _ran_before_fork
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
