@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -48,6 +49,7 @@ class LanceStreamConfig(datasets.BuilderConfig):  # type: ignore[misc]
     with_row_id: bool = False
     rank: int | None = None
     world_size: int | None = None
+    batch_size: int | None = None
 
 
 class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
@@ -60,6 +62,8 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
     BUILDER_CONFIG_CLASS = LanceStreamConfig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("data_dir") is not None:
+            kwargs["data_dir"] = os.fspath(kwargs["data_dir"])
         if "version" in kwargs:  # `datasets` means the version of a config by this name
             kwargs["table_version"] = kwargs.pop("version")
         super().__init__(*args, **kwargs)
@@ -82,10 +86,13 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
             shuffle_seed=config.shuffle_seed,
             shuffle_clump_size=config.shuffle_clump_size,
             tail=config.tail,
+            batch_size=config.batch_size,
         )
         self._sources = self._open(config)
         # The cache of a map-style dataset must not outlive a change of a table.
-        versions = {split: [s.name, s.version] for split, s in self._sources.items()}
+        versions = {
+            split: [s.name, s.version, s.files_digest] for split, s in self._sources.items()
+        }
         digest = hashlib.sha256(repr(versions).encode()).hexdigest()[:16]
         return config, f"{config_id}-{digest}"
 
@@ -110,6 +117,7 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
                 version=config.table_version,
                 storage_options=_lance_options(self.storage_options, uris[0]),
                 with_row_id=config.with_row_id,
+                argument="data_files" if config.data_files else "data_dir",
             )
             for split, uris in tables.items()
         }
@@ -150,6 +158,16 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
             epoch=check_int("epoch", self.config.epoch, 0, 2**63),
             token_per_repo_id={self.repo_id: self.token} if self.repo_id else {},
         )
+
+    def _prepare_split(self, split_generator: datasets.SplitGenerator, **kwargs: Any) -> None:
+        features = split_generator.gen_kwargs["examples"].table_features
+        if features != self.info.features:
+            raise ValueError(
+                f"the splits of a map-style dataset must have the same features: "
+                f"{split_generator.name!r} has {features}, not {self.info.features}; choose "
+                "`columns` they share, load one `split`, or use streaming=True"
+            )
+        super()._prepare_split(split_generator, **kwargs)
 
     def _generate_tables(self, examples: LanceExamplesIterable) -> Iterator[tuple[Key, pa.Table]]:
         options = replace(examples.options, epoch=check_int("epoch", self.config.epoch, 0, 2**63))
@@ -205,7 +223,8 @@ def _get_module(self: PackagedDatasetModuleFactory) -> DatasetModule:
         return _original_get_module(self)
     tables: dict[str, list[str]] = {}
     if self.data_files is not None:
-        tables = tables_of_data_files(self.data_files, self.data_dir)
+        base = None if self.data_dir is None else os.fspath(self.data_dir)
+        tables = tables_of_data_files(self.data_files, base)
     elif self.data_dir is None:
         raise ValueError(
             'name a table with data_files, such as load_dataset("lance_stream", '

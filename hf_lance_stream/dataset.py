@@ -15,7 +15,12 @@ from datasets import DatasetInfo, Features, IterableDataset, NamedSplit
 from datasets.iterable_dataset import _BaseExamplesIterable
 
 from hf_lance_stream import words
-from hf_lance_stream.examples import LanceExamplesIterable, dividing_among_ranks, seed_of
+from hf_lance_stream.examples import (
+    LanceExamplesIterable,
+    dividing_among_ranks,
+    log_tail,
+    seed_of,
+)
 from hf_lance_stream.features import features_of
 from hf_lance_stream.permutation import SEED_LIMIT
 from hf_lance_stream.plan import Options, Shard, check_int
@@ -24,6 +29,7 @@ from hf_lance_stream.source import open_source
 from hf_lance_stream.splits import Layout, Tail
 from hf_lance_stream.state import (
     STATE_TYPE,
+    check_state,
     check_steps,
     check_version,
     differences,
@@ -151,6 +157,8 @@ def dataset_of(
     token_per_repo_id: dict[str, Any] | None = None,
 ) -> "LanceIterableDataset":
     """A dataset of `examples` with their features."""
+    if split is not None and not isinstance(split, str):
+        raise ValueError(f"`split` must be the name of a split, such as 'train': got {split!r}")
     info = info.copy() if info is not None else DatasetInfo()
     info.features = examples.table_features.copy()
     dataset = LanceIterableDataset(
@@ -160,6 +168,7 @@ def dataset_of(
         token_per_repo_id=token_per_repo_id,
     )
     dataset.set_epoch(epoch)
+    log_tail(examples.plan, str(examples.source.name))
     return dataset
 
 
@@ -171,8 +180,14 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
     """
 
     _pass_is_running = False
+    _is_at_end = False  # the state that was loaded is at the end of its epoch
     _forgets_at_start = False  # lets go of a loaded state at the first row, not after the last
     _starting_state_dict: dict[str, Any] | None
+
+    @property
+    def num_shards(self) -> int:
+        """Splits, or natural shards, of this rank."""
+        return int(super().num_shards)
 
     # Length.
 
@@ -256,7 +271,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
                 stacklevel=2,
             )
         new: dict[str, Any] = {
-            "shuffle_seed": seed_of(generator)
+            "shuffle_seed": _seed_of(generator)
             if generator is not None
             else check_int("seed", seed, 0, SEED_LIMIT)
         }
@@ -317,6 +332,9 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
             epoch: integer in ``[0, 2**63)``.
         """
         super().set_epoch(check_int("epoch", epoch, 0, 2**63))
+        starting = self._starting_state_dict
+        if starting is not None and starting["epoch"] != self.epoch:
+            self._starting_state_dict = None
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last row that was yielded, as JSON data.
@@ -342,8 +360,10 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         Raises:
             ValueError: when the state does not fit; each field that differs is named.
         """
-        if not isinstance(state_dict, dict) or not {"examples_iterable", "epoch"} <= set(
-            state_dict
+        if (
+            not isinstance(state_dict, dict)
+            or not {"examples_iterable", "epoch"} <= set(state_dict)
+            or not isinstance(state_dict["examples_iterable"], dict)
         ):
             raise ValueError(
                 "`state_dict` must be what `state_dict()` of a dataset returned: got "
@@ -352,6 +372,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         epoch = check_int("epoch", state_dict["epoch"], 0, 2**63, " in the state")
         saved = self._placed(deepcopy(state_dict))
         before = self.epoch, self._starting_state_dict
+        self._is_at_end = False
         self.set_epoch(epoch)
         try:
             self._check(saved, strict)
@@ -383,33 +404,36 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         found = list(find_states(saved))
         for state in found:
             check_version(state)
+        if torch.utils.data.get_worker_info() is not None:
+            return  # a worker's part: the reader checks when it starts
         prepared = self.prepared_source()
-        if torch.utils.data.get_worker_info() is None:
-            check_steps(saved["examples_iterable"], self._state_dict["examples_iterable"])
-        examples = only_source(prepared)
-        if examples is None or torch.utils.data.get_worker_info() is not None:
-            return  # several sources, or a worker's part: each reader checks when it starts
-        if not found:
-            raise ValueError(
-                "`state_dict` is not a state of a Lance dataset: it was saved by a dataset of "
-                "another kind"
-            )
-        now = examples.fingerprint
+        check_steps(saved["examples_iterable"], self._state_dict["examples_iterable"])
+        readers = list(sources(prepared))
+        only = readers[0] if only_source(prepared) is not None else None
         for state in found:
-            lines = [] if strict else differences(state, now)
-            if lines:
+            reader = min(readers, key=lambda r: len(differences(state, r.fingerprint)))
+            lines = differences(state, reader.fingerprint)
+            if lines and not strict:
                 warnings.warn(
                     "continuing at the position of a state that differs: " + "; ".join(lines),
                     stacklevel=3,
                 )
-                state["fingerprint"] = now
-                state["part"] = examples.plan.part()
-            start_from(state, now, examples.plan)
+                state["fingerprint"] = reader.fingerprint
+                if only is not None:
+                    state["part"] = only.plan.part()
+            check_state(state, reader.fingerprint)
+            if only is not None:
+                rest = start_from(state, only.fingerprint, only.plan)
+                self._is_at_end = len(rest.plan) == rest.position
 
     # Iteration.
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self._one_pass(super().__iter__())
+        if self._starting_state_dict is not None and self._is_at_end:
+            # The rest is empty. Who knows that may never ask for a row, and so end the pass.
+            self._starting_state_dict = None
+            return iter(())
+        return self._one_pass(super().__iter__())
 
     def iter(self, batch_size: int, drop_last_batch: bool = False) -> Iterator[Any]:
         """Iterate over batches of `batch_size` rows; the last one may be short.
@@ -552,6 +576,14 @@ def _unpickle(state: bytes, epoch: Any) -> LanceIterableDataset:
     new = LanceIterableDataset.__new__(LanceIterableDataset)
     new.__setstate__({**dill.loads(state), "_epoch": epoch})
     return new
+
+
+def _seed_of(generator: Any) -> int:
+    if not isinstance(generator, np.random.Generator):
+        raise ValueError(
+            f"`generator` must be a numpy.random.Generator or None: got generator={generator!r}"
+        )
+    return seed_of(generator)
 
 
 TRANSFORMATIONS = (

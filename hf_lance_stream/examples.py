@@ -22,7 +22,7 @@ from datasets.iterable_dataset import _BaseExamplesIterable
 from datasets.table import table_cast
 
 from hf_lance_stream.permutation import ORDER_VERSION, SEED_LIMIT
-from hf_lance_stream.plan import Options, Plan, Reshard, Role, Shard, Step, make_plan
+from hf_lance_stream.plan import Options, Plan, Reshard, Role, Shard, Step, check_int, make_plan
 from hf_lance_stream.reader import read_ahead
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.source import Source
@@ -32,7 +32,7 @@ from hf_lance_stream.state import LiveState, fingerprint_text, new_state
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 8 << 20  # read at a time; three chunks are in memory
-_CHUNK_ROWS = (64, 4096)  # bounds of the same in rows
+_CHUNK_ROWS = (16, 4096)  # bounds of the same in rows
 
 _divided_as: ContextVar[str | None] = ContextVar("_divided_as", default=None)
 
@@ -130,7 +130,12 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         worker = torch.utils.data.get_worker_info()
         if worker is not None and self.options.batch_size is not None:
             shown = max(shown, worker.num_workers)
-        return _NumShards(shown, divided=plan.num_shards, is_natural=plan.layout is None)
+        return _NumShards(
+            shown,
+            divided=plan.num_shards,
+            rows=plan.order.rows,
+            is_natural=plan.layout is None,
+        )
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> "LanceExamplesIterable":
         """Take a shuffle that may yet turn out to be an epoch; see the class."""
@@ -152,6 +157,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         Splits go out in contiguous groups whatever `contiguous` says. ``contiguous=False`` is
         how `datasets` splits among ranks and workers; these must get equally many splits.
         """
+        check_int("index" if _divided_as.get() == "num_shards" else "rank", index, 0, num_shards)
         steps = self._steps
         role: Role = "piece"
         if (name := _divided_as.get()) is not None:
@@ -159,7 +165,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             if self.plan.layout is None and name == "world_size":
                 _ = self.num_shards % num_shards  # refuses an uneven division
             elif self.plan.layout is not None:
-                check_divisible(self.plan.num_shards, num_shards, name)
+                check_divisible(self.plan.num_shards, num_shards, name, self.plan.order.rows)
         elif not contiguous:
             # The worker's call is the last one in a worker; one before it was the rank's.
             steps = tuple(
@@ -193,6 +199,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         values = {
             "table": self.source.name,
             "version": self.source.version,
+            "files": self.source.files_digest,
             "filter": self.source.filter,
             "columns": list(self.source.columns),
             "rows": plan.order.rows,
@@ -209,7 +216,6 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
 
     def _init_state_dict(self) -> LiveState:
         self._state_dict = new_state(self.fingerprint, self.plan.part())
-        self._state_dict["chunk_rows"] = self._chunk_rows()
         return self._state_dict
 
     def _chunk_rows(self) -> int:
@@ -225,6 +231,12 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         return self._iter_arrow
 
     def _iter_arrow(self) -> ArrowIterator:
+        # Before `datasets` takes the state that it replays chunks from.
+        if self._state_dict is not None and self._state_dict["chunk_rows"] is None:
+            self._state_dict["chunk_rows"] = self._chunk_rows()
+        return self._tables()
+
+    def _tables(self) -> ArrowIterator:
         for stop, table in self._chunks():
             if self._state_dict is not None:
                 self._state_dict["position"] = stop
@@ -249,12 +261,13 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         if state is not None:
             start = start_from(state, self.fingerprint, plan)
             start.write_to(state)  # it may have been that of a larger part
-            plan, begin, chunk = start.plan, start.position, state["chunk_rows"]
-        _log_tail(plan, str(source.name))
+            plan, begin = start.plan, start.position
+            chunk = state["chunk_rows"] = state["chunk_rows"] or self._chunk_rows()
+        log_tail(plan, str(source.name))
         schema = self.table_features.arrow_schema
 
         def read(start: int, stop: int) -> pa.Table:
-            return table_cast(source.read(plan.rows(start, stop)), schema)
+            return _cast(source.read(plan.rows(start, stop)), schema)
 
         return read_ahead(read, begin, len(plan), chunk or self._chunk_rows())
 
@@ -264,15 +277,31 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         return new
 
 
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """`table` with the types of `schema`; an error names the column."""
+    try:
+        return table_cast(table, schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
+        for name in schema.names:
+            try:
+                table_cast(table.select([name]), pa.schema([schema.field(name)]))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as why:
+                raise ValueError(
+                    f"column {name!r} has a value that cannot be cast from "
+                    f"{table.schema.field(name).type} to {schema.field(name).type}: {why}; give it "
+                    "another feature"
+                ) from error
+        raise
+
+
 @functools.cache  # once for each table and layout
 def _log_once(message: str) -> None:
     logger.warning(message)
 
 
-def _log_tail(plan: Plan, table: str) -> None:
-    """Say how many rows of an epoch are left out or repeated."""
-    worker = torch.utils.data.get_worker_info()
-    if plan.layout is None or (worker is not None and worker.id > 0):
+def log_tail(plan: Plan, table: str) -> None:
+    """Say, once and not in workers, how many rows of an epoch are left out or repeated."""
+    if plan.layout is None or torch.utils.data.get_worker_info() is not None:
         return
     counts = {"left out": plan.layout.dropped, "repeated": plan.layout.padded}
     for what, count in counts.items():
@@ -291,24 +320,27 @@ class _NumShards(int):
     """
 
     _divided: int
+    _rows: int
     _is_natural: bool
 
-    def __new__(cls, value: int, *, divided: int, is_natural: bool) -> "_NumShards":
+    def __new__(cls, value: int, *, divided: int, rows: int, is_natural: bool) -> "_NumShards":
         new = super().__new__(cls, value)
         new._divided = divided
+        new._rows = rows
         new._is_natural = is_natural
         return new
 
     def __mod__(self, world_size: int) -> int:
         rest = self._divided % world_size
         if rest and self._is_natural:
-            near = suggest_num_splits(max(self._divided, world_size, 48), world_size)
+            near = suggest_num_splits(max(self._divided, world_size, 48), world_size, self._rows)
+            hint = f", such as num_splits={near[0]}" if near else ""
             raise ValueError(
                 f"the natural shards (one per fragment) must be divisible by world_size: got "
                 f"{self._divided} shards, world_size={world_size}; give the dataset a number of "
-                f"splits that {world_size} divides, such as num_splits={near[0]}"
+                f"splits that {world_size} divides{hint}"
             )
-        check_divisible(self._divided, world_size, "world_size")
+        check_divisible(self._divided, world_size, "world_size", self._rows)
         return rest
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -31,10 +31,27 @@ def features_of(source: Source, features: Features | None = None) -> Features:
     """
     schema = source.schema
     if features is not None:
+        if not isinstance(features, Features):
+            raise ValueError(f"`features` must be a datasets.Features or None: got {features!r}")
         _check_names(schema, features)
         _check_cast(schema, features)
         return Features({name: features[name] for name in schema.names})
-    found = {}
+    found = _from_schema(schema)
+    for table, other in zip(source.tables, map(_from_schema, source.schemas), strict=True):
+        for name in found:
+            if other[name] != found[name]:
+                raise ValueError(
+                    f"the tables of one split must have the same features: column {name!r} is "
+                    f"{found[name]} in {source.tables[0].name} and {other[name]} in {table.name}; "
+                    "give `features` to choose"
+                )
+    if not isinstance(schema.metadata, Mapping) or b"huggingface" not in schema.metadata:
+        found.update(_sniff(source))
+    return Features(found)
+
+
+def _from_schema(schema: pa.Schema) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for field in schema:
         one = pa.schema([field], metadata=schema.metadata)
         try:
@@ -44,9 +61,7 @@ def features_of(source: Source, features: Features | None = None) -> Features:
                 f"column {field.name!r} has the type {field.type}, which Hugging Face features "
                 f"cannot hold ({error}); leave it out with `columns`, or store it as another type"
             ) from error
-    if not isinstance(schema.metadata, Mapping) or b"huggingface" not in schema.metadata:
-        found.update(_sniff(source))
-    return Features(found)
+    return found
 
 
 def _check_names(schema: pa.Schema, features: Features) -> None:
@@ -81,9 +96,10 @@ def _sniff(source: Source) -> dict[str, MediaFeature]:
         for field in source.schema
         if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
     ]
-    if not names or source.num_rows == 0:
+    if not names:
         return {}
-    rows = source.select(names).read(np.arange(min(_SNIFFED_ROWS, source.num_rows)))
+    table = source.select(names)
+    rows = table.read(np.arange(min(_SNIFFED_ROWS, table.num_rows)))
     found: dict[str, MediaFeature] = {}
     for name in names:
         first = next((v.as_py() for v in rows.column(name) if v.is_valid), None)

@@ -260,7 +260,7 @@ def _split_stream(layout: Layout, steps: tuple[Step, ...]) -> SplitStream:
         if isinstance(step, Shard):
             if step.role != "piece":
                 what = "world_size" if step.role == "rank" else "num_workers"
-                check_divisible(stop - start, step.num_parts, what)
+                check_divisible(stop - start, step.num_parts, what, layout.rows)
             first, last = part_of(stop - start, step.num_parts, step.index)
             start, stop = start + first, start + last
             continue

@@ -1,105 +1,28 @@
-"""Lance tables as numbered rows; the only importer of lance and lancedb.
+"""Lance tables as numbered rows.
 
 A `Source` is one or more tables at pinned versions, with a choice of columns and rows. It is
-immutable and small: handles open lazily, in every process for itself, and are not pickled.
+immutable and small.
 """
 
 import difflib
-import os
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_lance_stream.permutation import Int64Array
-from hf_lance_stream.processes import refuse_unsafe_fork
-
-if TYPE_CHECKING:
-    import lance
+from hf_lance_stream.table import Table, check_storage_options, check_version_argument, pin
 
 ROW_ID = "_rowid"
 """Column that `with_row_id` adds: Lance's id of the row, uint64."""
 
-_OFFSET = "_rowoffset"  # Lance's number of a live row in scan order, which `take` counts in
+_SAMPLED_ROWS = 32
 _BLOB_EXTENSION = "lance.blob.v2"  # storage type of blob columns, as `take` describes them
 _BLOB_METADATA = b"lance-encoding:blob"
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """One Lance table at a pinned version.
-
-    Attributes:
-        uri: where it is, without credentials only if it had none.
-        version: its version number.
-        storage_options: passed to Lance.
-    """
-
-    uri: str
-    version: int
-    storage_options: dict[str, str] | None = None
-    _handles: dict[int, "lance.LanceDataset"] = field(default_factory=dict, repr=False)
-
-    @property
-    def handle(self) -> "lance.LanceDataset":
-        """The open table of this process."""
-        pid = os.getpid()
-        if pid not in self._handles:
-            self._handles[pid] = _open(self.uri, self.version, self.storage_options)
-        return self._handles[pid]
-
-    @property
-    def name(self) -> str:
-        """The URI without user name and password."""
-        parts = urlsplit(self.uri)
-        if "@" not in parts.netloc:
-            return self.uri
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-    @cached_property
-    def fragment_rows(self) -> Int64Array:
-        """Live rows of each fragment, from the manifest."""
-        counts = [
-            # Old manifests lack the counts; then Lance reads them from the files.
-            m.physical_rows - m.num_deletions
-            if (m := f.metadata).physical_rows is not None and m.num_deletions is not None
-            else f.count_rows()
-            for f in self.handle.get_fragments()
-        ]
-        return np.asarray(counts, dtype=np.int64)
-
-    @cached_property
-    def data_bytes(self) -> int:
-        """Bytes of the data files, as far as the manifest tells."""
-        files = (d for f in self.handle.get_fragments() for d in f.metadata.files)
-        return sum(d.file_size_bytes or 0 for d in files)
-
-    def matching_offsets(self, filter: str) -> Int64Array:
-        """Offsets of the live rows that match an SQL filter, in table order."""
-        try:
-            found = self.handle.scanner(columns=[_OFFSET], filter=filter).to_table()
-        except (ValueError, OSError) as error:
-            raise ValueError(
-                f"`filter` cannot be applied to {self.name}: got filter={filter!r}; "
-                f"Lance says: {_reason(error)}"
-            ) from error
-        offsets = found.column(0).to_numpy().astype(np.int64)
-        return offsets if (np.diff(offsets) > 0).all() else np.sort(offsets)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "uri": self.uri,
-            "version": self.version,
-            "storage_options": self.storage_options,
-            "_handles": {},
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +44,12 @@ class Source:
     @cached_property
     def schema(self) -> pa.Schema:
         """Arrow schema of what `read` returns."""
-        return self._project(_user_schema(self.tables[0]))
+        return self.schemas[0]
+
+    @cached_property
+    def schemas(self) -> list[pa.Schema]:
+        """Arrow schema of what is read of each table; they differ in metadata at most."""
+        return [self._project(table.schema) for table in self.tables]
 
     @cached_property
     def _selections(self) -> list[Int64Array] | None:
@@ -167,15 +95,27 @@ class Source:
         versions = [table.version for table in self.tables]
         return versions[0] if len(versions) == 1 else versions
 
+    @property
+    def files_digest(self) -> str | list[str]:
+        """Hash of the names of the data files of the table, or of each table."""
+        digests = [table.files_digest for table in self.tables]
+        return digests[0] if len(digests) == 1 else digests
+
     @cached_property
     def row_bytes(self) -> int:
-        """About how many bytes a row takes in memory, at least 1; reads no data file."""
-        schema = self.schema
-        fixed = sum(width for f in schema if (width := _fixed_width(f.type)) is not None)
-        if all(_fixed_width(f.type) is not None for f in schema):
+        """About how many bytes a row takes in memory, at least 1.
+
+        Exact without reading where all columns have a fixed width; else from a few rows spread
+        over the table: their mean, or a quarter of the largest if that is more.
+        """
+        widths = [_fixed_width(f.type) for f in self.schema]
+        fixed = sum(width for width in widths if width is not None)
+        if None not in widths or self.num_rows == 0:
             return max(1, fixed)
-        rows = sum(int(table.fragment_rows.sum()) for table in self.tables)
-        return max(1, fixed, sum(table.data_bytes for table in self.tables) // max(1, rows))
+        count = min(_SAMPLED_ROWS, self.num_rows)
+        sample = self.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
+        sizes = [sample.slice(i, 1).nbytes for i in range(count)]
+        return int(max(1, sum(sizes) // count, max(sizes) // 4))
 
     def read(self, rows: Int64Array) -> pa.Table:
         """Read rows by number, in the order given, each column in one chunk.
@@ -199,37 +139,17 @@ class Source:
         return together.take(pa.array(back)).combine_chunks()
 
     def select(self, columns: Sequence[str]) -> "Source":
-        """The same rows with other columns."""
-        new = replace(self, columns=tuple(columns), with_row_id=False)
-        new.__dict__["_selections"] = self._selections
-        return new
+        """All rows of the tables, without the filter, with other columns."""
+        return replace(self, columns=tuple(columns), filter=None, with_row_id=False)
 
     def _read_table(self, index: int, rows: Int64Array) -> pa.Table:
         table = self.tables[index]
         offsets = rows if self._selections is None else self._selections[index][rows]
-        schema = _user_schema(table)
-        blobs = [name for name in self.columns if _is_blob(schema, name)]
+        blobs = [name for name in self.columns if _is_blob(table.schema, name)]
         plain = [name for name in self.columns if name not in blobs]
-        try:
-            extra = [ROW_ID] if self.with_row_id or not plain else []
-            read = table.handle.take(offsets, columns=plain + extra)
-            blob_arrays = {name: _read_blobs(table.handle, name, offsets) for name in blobs}
-        except Exception as error:
-            raise OSError(
-                f"could not read {offsets.size} rows between {offsets.min()} and {offsets.max()} "
-                f"of {table.name} at version {table.version}: {_reason(error)}"
-            ) from error
-        if read.num_rows != offsets.size:
-            raise OSError(
-                f"{table.name} at version {table.version} gave {read.num_rows} of "
-                f"{offsets.size} rows"
-            )
-        read = read.combine_chunks()
-        arrays = [
-            blob_arrays[f.name] if f.name in blob_arrays else _column(read, f.name)
-            for f in self.schema
-        ]
-        return pa.table(arrays, schema=self.schema)
+        extra = [ROW_ID] if self.with_row_id or not plain else []
+        read = table.take(offsets, plain + extra, blobs)
+        return pa.table([_column(read, f.name) for f in self.schema], schema=self.schema)
 
     def _project(self, schema: pa.Schema) -> pa.Schema:
         fields = [
@@ -257,6 +177,7 @@ def open_source(
     version: int | str | None = None,
     storage_options: dict[str, str] | None = None,
     with_row_id: bool = False,
+    argument: str = "source",
 ) -> Source:
     """Open tables, pin their versions and check the choice of columns and rows.
 
@@ -268,6 +189,7 @@ def open_source(
         version: version number or tag; None for the latest.
         storage_options: passed to Lance when it opens a path or URI.
         with_row_id: add Lance's row id as the column ``"_rowid"``.
+        argument: the user's name for `source`, for errors.
 
     Raises:
         FileNotFoundError: there is nothing at the path, or no such version.
@@ -275,117 +197,59 @@ def open_source(
     """
     items = source if isinstance(source, list | tuple) else [source]
     if not items:
-        raise ValueError("`source` must name at least one table: got an empty list")
-    tables = tuple(_pin(item, version, storage_options) for item in items)
-    names = _check_columns(tables, columns)
+        raise ValueError(f"`{argument}` must name at least one table: got an empty list")
+    check_version_argument(version)
+    check_storage_options(storage_options)
     if filter is not None and not (isinstance(filter, str) and filter.strip()):
         raise ValueError(f"`filter` must be an SQL expression or None: got filter={filter!r}")
+    tables = tuple(pin(item, version, storage_options, argument) for item in items)
+    names = _check_columns(tables, columns)
     opened = Source(tables=tables, columns=names, filter=filter, with_row_id=bool(with_row_id))
-    for table in tables[1:]:
-        other = opened._project(_user_schema(table))
-        if not other.equals(opened.schema):
+    for table, schema in zip(tables, opened.schemas, strict=True):
+        if schema.types != opened.schema.types:
             raise ValueError(
                 f"the tables of one split must have the same columns: {tables[0].name} has "
-                f"{_describe(opened.schema)}, {table.name} has {_describe(other)}; choose "
+                f"{_describe(opened.schema)}, {table.name} has {_describe(schema)}; choose "
                 "`columns` they share"
             )
     _ = opened.num_rows  # applies the filter, so that its errors come here
     return opened
 
 
-def _pin(item: Any, version: int | str | None, storage_options: dict[str, str] | None) -> Table:
-    import lance
-
-    if isinstance(item, str | os.PathLike):
-        uri = os.fspath(item)
-        if "://" not in uri:
-            uri = os.path.realpath(Path(uri).expanduser())
-        handle = _open(uri, version, storage_options)
-        return Table(uri, handle.version, storage_options, {os.getpid(): handle})
-    if hasattr(item, "to_lance") and type(item).__module__.startswith("lancedb."):
-        try:
-            item = item.to_lance()
-        except Exception as error:
-            raise ValueError(
-                f"`source` is a LanceDB table that has no local Lance table behind it: "
-                f"got {type(item).__name__}; Lance says: {_reason(error)}"
-            ) from error
-    if isinstance(item, lance.LanceDataset):
-        if version is not None and version != item.version:
-            item = item.checkout_version(version)
-        options = storage_options or getattr(item, "_storage_options", None)
-        uri = item.uri if "://" in item.uri else os.path.realpath(item.uri)
-        return Table(uri, item.version, options, {os.getpid(): item})
-    raise ValueError(
-        "`source` must be a path or URI (str or Path), a lance.LanceDataset, an embedded lancedb "
-        f"table, or a list of these: got {type(item).__name__}"
-    )
-
-
-def _open(
-    uri: str, version: int | str | None, storage_options: dict[str, str] | None
-) -> "lance.LanceDataset":
-    import lance
-
-    refuse_unsafe_fork()
-    path = None if "://" in uri else Path(uri)
-    if path is not None and not path.exists():
-        near = difflib.get_close_matches(path.name, _tables_in(path.parent), n=1)
-        hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
-        raise FileNotFoundError(f"there is no table at {uri!r}{hint}")
-    if path is not None and not (path / "_versions").is_dir():
-        inside = _tables_in(path)
-        hint = f"; it holds the tables {inside}: name one of them" if inside else ""
-        raise ValueError(f"{uri!r} is not a Lance table: it has no _versions directory{hint}")
-    try:
-        return lance.dataset(uri, version=version, storage_options=storage_options)
-    except (ValueError, OSError) as error:
-        if version is None:
-            if "not found" in str(error).lower():
-                raise FileNotFoundError(
-                    f"there is no Lance table at {uri!r}: {_reason(error)}"
-                ) from error
-            raise ValueError(f"{uri!r} cannot be opened: {_reason(error)}") from error
-        raise FileNotFoundError(
-            f"{uri!r} has no version {version!r}: {_reason(error)}; versions can be cleaned up "
-            "unless they are tagged; pass a version or tag that exists, or leave `version` out"
-        ) from error
-
-
-def _tables_in(directory: Path) -> list[str]:
-    try:
-        return sorted(p.name for p in directory.iterdir() if (p / "_versions").is_dir())
-    except OSError:
-        return []
-
-
-def _check_columns(tables: Iterable[Table], columns: Sequence[str] | None) -> tuple[str, ...]:
-    if columns is not None and (
-        isinstance(columns, str) or not columns or not all(isinstance(c, str) for c in columns)
-    ):
-        raise ValueError(f"`columns` must be a list of column names or None: got {columns!r}")
-    names: tuple[str, ...] = ()
-    for table in tables:
-        schema = _user_schema(table)
-        names = names or tuple(schema.names if columns is None else columns)
-        for name in names:
-            if name == ROW_ID:
-                raise ValueError(f"`columns` names {ROW_ID!r}: use with_row_id=True for row ids")
-            if _field(schema, name) is None:
-                near = difflib.get_close_matches(name, _all_names(schema), n=1, cutoff=0.4)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
+    if columns is None:
+        names = tuple(tables[0].schema.names)
+        for table in tables:
+            other = set(names).symmetric_difference(table.schema.names)
+            if other:
                 raise ValueError(
-                    f"`columns` names {name!r}, which {table.name} does not have{hint} "
-                    f"(its columns: {schema.names})"
+                    f"the tables of one split must have the same columns: {tables[0].name} and "
+                    f"{table.name} differ in {sorted(other)}; choose `columns` they share"
                 )
-    repeated = sorted({name for name in names if names.count(name) > 1})
+        return names
+    is_list = isinstance(columns, list | tuple) and columns
+    if not is_list or not all(isinstance(c, str) for c in columns):
+        raise ValueError(f"`columns` must be a list of column names or None: got {columns!r}")
+    for table in tables:
+        _check_names(table, columns)
+    repeated = sorted({name for name in columns if columns.count(name) > 1})
     if repeated:
         raise ValueError(f"`columns` must not repeat a name: got {repeated} more than once")
-    return names
+    return tuple(columns)
 
 
-def _user_schema(table: Table) -> pa.Schema:
-    return table.handle.schema
+def _check_names(table: Table, columns: Iterable[str]) -> None:
+    schema = table.schema
+    for name in columns:
+        if name == ROW_ID:
+            raise ValueError(f"`columns` names {ROW_ID!r}: use with_row_id=True for row ids")
+        if _field(schema, name) is None:
+            near = difflib.get_close_matches(name, _all_names(schema), n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"`columns` names {name!r}, which {table.name} does not have{hint} "
+                f"(its columns: {schema.names})"
+            )
 
 
 def _all_names(schema: pa.Schema) -> list[str]:
@@ -422,11 +286,6 @@ def _is_blob(schema: pa.Schema, name: str) -> bool:
     return (found.metadata or {}).get(_BLOB_METADATA) == b"true"
 
 
-def _read_blobs(handle: "lance.LanceDataset", name: str, offsets: Int64Array) -> pa.Array:
-    found = handle.read_blobs(name, indices=offsets.tolist(), preserve_order=True)
-    return pa.array([data for _, data in found], type=pa.large_binary())
-
-
 def _fixed_width(kind: pa.DataType) -> int | None:
     """Bytes of a value of a fixed-width type (at least 1), or None."""
     if isinstance(kind, pa.ExtensionType):
@@ -445,9 +304,3 @@ def _fixed_width(kind: pa.DataType) -> int | None:
 
 def _describe(schema: pa.Schema) -> str:
     return "{" + ", ".join(f"{f.name}: {f.type}" for f in schema) + "}"
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of a Lance error, without the places in Lance's own source."""
-    text = str(error).strip()
-    return re.sub(r", \S+\.rs:\d+:\d+", "", text.splitlines()[0]) if text else repr(error)

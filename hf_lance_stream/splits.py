@@ -280,26 +280,29 @@ def smallest_factor(n: int, limit: int = 64) -> int | None:
     return next((d for d in range(2, min(n, limit) + 1) if n % d == 0), None)
 
 
-def suggest_num_splits(num_splits: int, num_parts: int) -> list[int]:
-    """Two numbers of splits near `num_splits` that `num_parts` divides."""
-    below = num_splits // num_parts * num_parts
-    return [n for n in (below, below + num_parts, below + 2 * num_parts) if n > 0][:2]
+def suggest_num_splits(num_splits: int, num_parts: int, rows: int) -> list[int]:
+    """At most two numbers of splits near `num_splits`, up to `rows`, that `num_parts` divides."""
+    below = min(num_splits, rows) // num_parts * num_parts
+    near = (below, below + num_parts, below + 2 * num_parts)
+    return [n for n in near if 0 < n <= rows][:2]
 
 
-def check_divisible(num_splits: int, num_parts: int, what: str) -> None:
+def check_divisible(num_splits: int, num_parts: int, what: str, rows: int) -> None:
     """Raise ValueError unless `num_parts` divides `num_splits`.
 
     Args:
         num_splits: splits to hand out.
         num_parts: number of ranks or workers.
-        what: name of the number, ``"world_size"`` or ``"num_workers"``.
+        what: name of the number, such as ``"world_size"`` or ``"num_workers"``.
+        rows: rows of the epoch, more than which there cannot be of splits.
     """
     if num_splits % num_parts:
-        near = " or ".join(map(str, suggest_num_splits(num_splits, num_parts)))
+        near = " or ".join(map(str, suggest_num_splits(num_splits, num_parts, rows)))
+        hint = f", such as {near}" if near else ""
         raise ValueError(
             f"the number of splits must be divisible by {what}: got num_splits={num_splits}, "
             f"{what}={num_parts}; use a {what} out of {divisors(num_splits)} "
-            f"or a multiple of {num_parts} as `num_splits`, such as {near}"
+            f"or a multiple of {num_parts} as `num_splits`{hint}"
         )
 
 

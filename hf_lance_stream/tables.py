@@ -1,13 +1,18 @@
 """From `data_files` and `data_dir` of `load_dataset` to the tables they name."""
 
 import difflib
+import fnmatch
 import glob
+import itertools
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from datasets.data_files import sanitize_patterns
+
+from hf_lance_stream.table import is_table, tables_in
 
 _PARTS_OF_A_TABLE = {"_versions", "_transactions", "_indices", "_deletions", "data"}
 
@@ -26,21 +31,37 @@ def tables_of_data_files(data_files: Any, data_dir: str | None = None) -> dict[s
         FileNotFoundError: nothing matches a pattern.
         ValueError: a glob of URIs.
     """
-    if isinstance(data_files, os.PathLike):
-        data_files = os.fspath(data_files)
+    if isinstance(data_files, str | os.PathLike):
+        data_files = [data_files]
     if isinstance(data_files, Mapping):
         data_files = {
             split: list(value) if isinstance(value, list | tuple) else [value]
             for split, value in data_files.items()
         }
-    elif not isinstance(data_files, str):
-        data_files = list(data_files)
+    elif not isinstance(data_files, list | tuple):
+        raise _no_pattern(data_files)
     return {
-        split: _unique(
-            uri for pattern in patterns for uri in _matches(os.fspath(pattern), data_dir)
-        )
+        split: _tables(patterns, data_dir)
         for split, patterns in sanitize_patterns(data_files).items()
     }
+
+
+def _tables(patterns: list[Any], data_dir: str | None) -> list[str]:
+    """The tables of one split. Only a table named in full is read as often as it is named."""
+    tables: list[str] = []
+    for pattern in patterns:
+        for uri in _matches(pattern, data_dir):
+            in_full = str(pattern).rstrip("/").endswith(uri.rpartition("/")[2])
+            if in_full or uri not in tables:
+                tables.append(uri)
+    return tables
+
+
+def _no_pattern(value: Any) -> ValueError:
+    return ValueError(
+        "`data_files` must be a path or URI, a list of them, or a dict of splits to these: got "
+        f"data_files={value!r}"
+    )
 
 
 def table_of_database(database: str, name: str | None) -> str:
@@ -55,16 +76,18 @@ def table_of_database(database: str, name: str | None) -> str:
             raise ValueError(
                 f"`table` must name a table of the database: got data_dir={database!r}"
             )
-        return f"{database.rstrip('/')}/{name}.lance"
+        return f"{database.rstrip('/')}/{name.removesuffix('.lance')}.lance"
+    name = None if name is None else name.removesuffix(".lance")
     directory = Path(database).expanduser().absolute()
     if not directory.is_dir():
         raise FileNotFoundError(f"there is no directory `data_dir`: got {database!r}")
-    if name is None and _is_table(directory):
+    if name is None and is_table(directory):
         return str(directory)
-    names = sorted(p.name.removesuffix(".lance") for p in directory.iterdir() if _is_table(p))
+    paths = {p.removesuffix(".lance"): directory / p for p in tables_in(directory)}
+    names = list(paths)
     if name is None:
         if len(names) == 1:
-            return str(directory / f"{names[0]}.lance")
+            return str(paths[names[0]])
         raise ValueError(
             f"`table` must name one of the tables in data_dir={database!r}: {names}"
             if names
@@ -76,10 +99,13 @@ def table_of_database(database: str, name: str | None) -> str:
         raise FileNotFoundError(
             f"data_dir={database!r} has no table {name!r}{hint} (its tables: {names})"
         )
-    return str(directory / f"{name}.lance")
+    return str(paths[name])
 
 
-def _matches(pattern: str, data_dir: str | None) -> list[str]:
+def _matches(pattern: Any, data_dir: str | None) -> list[str]:
+    if not isinstance(pattern, str | os.PathLike):
+        raise _no_pattern(pattern)
+    pattern = os.fspath(pattern)
     if data_dir is not None and "://" not in pattern and not os.path.isabs(pattern):
         pattern = f"{data_dir.rstrip('/')}/{pattern}"
     if "://" in pattern:
@@ -91,17 +117,43 @@ def _matches(pattern: str, data_dir: str | None) -> list[str]:
     path = Path(pattern).expanduser().absolute()
     if path.exists() or not glob.has_magic(pattern):
         return [str(_root_of_path(path))]
-    found = _unique(
-        str(_root_of_path(Path(p))) for p in sorted(glob.glob(str(path), recursive=True))
-    )
-    tables = [p for p in found if _is_table(Path(p))]
-    if not tables:
+    found = sorted(map(str, _glob_tables(path)))
+    if not found:
         raise FileNotFoundError(f"no Lance table matches `data_files`: got {pattern!r}")
-    return tables
+    return found
+
+
+def _glob_tables(pattern: Path) -> Iterator[Path]:
+    """Tables that a glob matches, or that hold what it could match; none is listed."""
+    plain = itertools.takewhile(lambda part: not glob.has_magic(part), pattern.parts)
+    base = Path(*plain)
+    root = _root_of_path(base)
+    if is_table(root):
+        yield root
+        return
+    matches = re.compile(_regex(pattern.parts[len(base.parts) :]))
+    for directory, names, _ in os.walk(base):
+        for name in sorted(names):
+            path = Path(directory) / name
+            if is_table(path):
+                names.remove(name)
+                inside = path.relative_to(base).as_posix()
+                if matches.match(inside):
+                    yield path
+
+
+def _regex(parts: tuple[str, ...]) -> str:
+    """A regex for a path that a glob matches, or for a directory on the way to one."""
+    regex = ""
+    for part in reversed(parts):
+        one = ".*" if part == "**" else fnmatch.translate(part)[4:-3].replace(".*", "[^/]*")
+        rest = f"(?:/{regex})?" if regex else ""
+        regex = f"(?:{one}/)?{regex}" if part == "**" and regex else f"{one}{rest}"
+    return f"(?:{regex})$"
 
 
 def _root_of_path(path: Path) -> Path:
-    return next((p for p in (path, *path.parents) if _is_table(p)), path)
+    return next((p for p in (path, *path.parents) if is_table(p)), path)
 
 
 def _root_of_uri(uri: str) -> str:
@@ -110,11 +162,3 @@ def _root_of_uri(uri: str) -> str:
     if path.parent.name in _PARTS_OF_A_TABLE and path.suffix:
         return f"{scheme}://{path.parent.parent}"
     return uri
-
-
-def _is_table(path: Path) -> bool:
-    return (path / "_versions").is_dir()
-
-
-def _unique(items: Any) -> list[str]:
-    return list(dict.fromkeys(items))

@@ -282,8 +282,8 @@ def rows_below(
     """
     if isinstance(ex_iterable, FormattedExamplesIterable):
         ex_iterable = ex_iterable.ex_iterable
-    if isinstance(ex_iterable, RebatchedArrowExamplesIterable) and not ex_iterable.drop_last_batch:
-        ex_iterable = ex_iterable.ex_iterable
+    if isinstance(ex_iterable, RebatchedArrowExamplesIterable):
+        ex_iterable = ex_iterable.ex_iterable  # who asked for batches of rows drops the last one
     if features is None or require_decoding(features):
         return None
     return ex_iterable if _row_features(ex_iterable) == features else None

@@ -3,11 +3,13 @@
 import copy
 import inspect
 import pickle
+import shutil
 from itertools import islice
 
 import datasets
 import lance
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets.distributed import split_dataset_by_node
 from helpers import cut, ids, make_table, through_json
@@ -174,6 +176,112 @@ def test_case_27_batches_have_the_size_asked_for(tmp_path, format_type):
     _ = list(islice(ds.iter(batch_size=8), 2))  # stops by batches, goes on by rows
     new.load_state_dict(through_json(ds.state_dict()))
     assert [int(np.asarray(row["id"]).reshape(-1)[0]) for row in new] == [*range(16, 25)]
+
+
+@pytest.mark.parametrize("look", [len, repr, list, lambda ds: ds.describe()])
+def test_looking_at_a_dataset_changes_no_state(table, look):
+    def build():
+        return split_dataset_by_node(shuffled(table, num_splits=24), rank=1, world_size=2)
+
+    full = ids(build())
+    ds = build()
+    rows = iter(ds)
+    _ = list(islice(rows, 10))
+    if look is not list:
+        look(ds)
+    state = through_json(ds.state_dict())
+    new = build()
+    new.load_state_dict(state)
+    if look is not list:
+        look(new)
+    assert [row["id"] for row in list(new)] == full[10:]
+
+
+def test_a_state_of_other_steps_is_refused_and_nothing_restarts(table):
+    plain, mapped = shuffled(table), shuffled(table).map(lambda row: {"y": 1})
+    for ds, other in (
+        (plain, mapped),
+        (mapped, plain),
+        (plain.take(10), plain),
+        (plain, plain.skip(3)),
+    ):
+        _ = next(iter(ds))
+        state = through_json(ds.state_dict())
+        if ds is plain and other is mapped:
+            continue  # it counts rows of the table, and map keeps them
+        with pytest.raises(ValueError, match=r"other steps|does not keep"):
+            other.load_state_dict(state)
+
+
+def test_a_state_of_the_bare_dataset_is_portable_to_row_for_row_steps(table):
+    full = ids(shuffled(table))
+    ds = shuffled(table)
+    _ = list(islice(ds, 137))
+    for other in (
+        shuffled(table).map(lambda row: {"y": 1}),
+        shuffled(table).select_columns("id"),
+        shuffled(table).with_format("torch"),
+        shuffled(table).with_format("numpy").map(lambda row: row),
+    ):
+        other.load_state_dict(through_json(ds.state_dict()))
+        assert ids(other) == full[137:]
+
+
+def test_a_state_of_a_table_made_anew_at_the_same_path_is_refused(tmp_path):
+    path = make_table(tmp_path / "t.lance", 100, 50)
+    state = through_json(shuffled(path).state_dict())
+    shutil.rmtree(path)
+    make_table(path, 100, 50, start=1000)
+    with pytest.raises(ValueError, match="files: saved"):
+        shuffled(path).load_state_dict(state)
+
+
+def test_strict_false_reaches_every_table_of_a_mix(tmp_path):
+    one, two = (make_table(tmp_path / f"{n}.lance", 100, 50) for n in "ab")
+    ds = datasets.concatenate_datasets([hls.from_lance(one), hls.from_lance(one)])
+    _ = list(islice(ds, 10))
+    other = datasets.concatenate_datasets([hls.from_lance(two), hls.from_lance(two)])
+    with pytest.raises(ValueError, match="table: saved"):
+        other.load_state_dict(ds.state_dict())
+    with pytest.warns(UserWarning, match="table: saved"):
+        other.load_state_dict(ds.state_dict(), strict=False)
+    assert ids(other) == [*range(10, 100), *range(100)]
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: d.take(20), lambda d: d.repeat(2)])
+def test_batches_without_the_last_short_one_resume(table, wrap):
+    batches = [batch["id"] for batch in wrap(shuffled(table)).iter(8, drop_last_batch=True)]
+    for k in (0, 1, 2):
+        ds = wrap(shuffled(table))
+        it = ds.iter(8, drop_last_batch=True)
+        _ = list(islice(it, k))
+        new = wrap(shuffled(table))
+        new.load_state_dict(through_json(ds.state_dict()))
+        assert [batch["id"] for batch in new.iter(8, drop_last_batch=True)] == batches[k:]
+
+
+def test_another_epoch_lets_go_of_a_loaded_state_for_good(table):
+    ds = shuffled(table, epoch=2)
+    _ = list(islice(ds, 10))
+    new = shuffled(table)
+    new.load_state_dict(ds.state_dict())
+    new.set_epoch(1)
+    new.set_epoch(2)
+    assert len(ids(new)) == 1000
+
+
+def test_the_number_of_shards_is_a_plain_number(table):
+    assert shuffled(table, num_splits=8).num_shards % 3 == 2
+    assert type(shuffled(table).num_shards) is int
+
+
+def test_rows_that_compress_well_are_read_in_chunks_of_few(tmp_path):
+    rows = [bytes([i % 3]) * 500_000 for i in range(200)]
+    path = str(tmp_path / "masks.lance")
+    lance.write_dataset(pa.table({"id": range(200), "mask": rows}), path)
+    ds = hls.from_lance(path, shuffle_seed=1, num_splits=8)
+    next(iter(ds))
+    assert ds.state_dict()["examples_iterable"]["chunk_rows"] <= 16
 
 
 # Shuffle and epochs.

@@ -444,22 +444,24 @@ def test_suggestions_are_the_nearest_multiples(num_splits: int, num_parts: int) 
     multiples = sorted(
         range(num_parts, 1000, num_parts), key=lambda n: (n > num_splits, abs(n - num_splits))
     )
-    suggested = suggest_num_splits(num_splits, num_parts)
+    suggested = suggest_num_splits(num_splits, num_parts, 10**6)
     assert len(suggested) == 2
     assert multiples[0] in suggested
     assert all(n % num_parts == 0 and abs(n - num_splits) <= 2 * num_parts for n in suggested)
 
 
 def test_suggestions_for_more_parts_than_splits() -> None:
-    assert suggest_num_splits(3, 5) == [5, 10]
-    assert suggest_num_splits(48, 5) == [45, 50]
-    assert suggest_num_splits(48, 6) == [48, 54]
+    assert suggest_num_splits(3, 5, 100) == [5, 10]
+    assert suggest_num_splits(48, 5, 100) == [45, 50]
+    assert suggest_num_splits(48, 6, 100) == [48, 54]
+    assert suggest_num_splits(48, 6, 50) == [48]
+    assert suggest_num_splits(48, 6, 5) == []
 
 
 @pytest.mark.parametrize("what", ["world_size", "num_workers"])
 def test_an_uneven_division_is_refused_with_the_way_out(what: str) -> None:
     with pytest.raises(ValueError, match="must be divisible") as error:
-        check_divisible(12, 5, what)
+        check_divisible(12, 5, what, 100)
     assert str(error.value) == (
         f"the number of splits must be divisible by {what}: got num_splits=12, {what}=5; "
         f"use a {what} out of [1, 2, 3, 4, 6, 12] or a multiple of 5 as `num_splits`, "
@@ -469,4 +471,4 @@ def test_an_uneven_division_is_refused_with_the_way_out(what: str) -> None:
 
 @pytest.mark.parametrize("num_parts", [1, 2, 3, 4, 6, 12])
 def test_an_even_division_is_accepted(num_parts: int) -> None:
-    check_divisible(12, num_parts, "world_size")
+    check_divisible(12, num_parts, "world_size", 100)

@@ -61,6 +61,37 @@ def test_case_4_epochs_after_a_resume_are_whole(table, workers, persistent):
     assert epochs[1] == epochs[2] == full
 
 
+@pytest.mark.parametrize("stop", [0, 1, 2, 3, 31, 32])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_is_exact_before_every_worker_has_yielded(table, workers, stop):
+    first = loader(table, workers)
+    rows = iter(first)
+    seen = [next(rows)["id"].tolist() for _ in range(stop)]
+    state = through_json(first.state_dict())
+    del rows
+    new = loader(table, workers)
+    new.load_state_dict(state)
+    assert through_json(new.state_dict())  # right after the resume, too
+    rest = batches(new)
+    assert seen + rest == batches(loader(table, workers))
+    assert len(batches(new)) == 32
+
+
+def test_a_short_last_batch_ends_one_pass_only(tmp_path):
+    path = make_table(tmp_path / "odd.lance", 65, 16)
+
+    def build():
+        return StatefulDataLoader(hls.from_lance(path), batch_size=4, num_workers=0)
+
+    first = build()
+    rows = iter(first)
+    for _ in range(17):
+        next(rows)
+    new = build()
+    new.load_state_dict(through_json(first.state_dict()))
+    assert [len(batches(new)) for _ in range(3)] == [0, 17, 17]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_case_6_after_a_state_at_the_end_at_most_one_pass_is_empty(table, workers):
     first = loader(table, workers)

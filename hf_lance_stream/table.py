@@ -1,0 +1,271 @@
+"""One Lance table at a pinned version; with `source` the only importer of lance and lancedb.
+
+A `Table` is small and pickles without its handle, which every process opens for itself.
+"""
+
+import difflib
+import hashlib
+import inspect
+import os
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
+
+import numpy as np
+import pyarrow as pa
+
+from hf_lance_stream.permutation import Int64Array
+from hf_lance_stream.processes import refuse_unsafe_fork
+
+if TYPE_CHECKING:
+    import lance
+
+_OFFSET = "_rowoffset"  # Lance's number of a live row in scan order, which `take` counts in
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One Lance table at a pinned version.
+
+    Attributes:
+        uri: where it is.
+        version: its version number.
+        storage_options: passed to Lance.
+    """
+
+    uri: str
+    version: int
+    storage_options: dict[str, str] | None = field(default=None, repr=False)
+    _handles: dict[int, "lance.LanceDataset"] = field(default_factory=dict, repr=False)
+
+    @property
+    def handle(self) -> "lance.LanceDataset":
+        """The open table of this process."""
+        pid = os.getpid()
+        if pid not in self._handles:
+            self._handles[pid] = _open(self.uri, self.version, self.storage_options, "source")
+        return self._handles[pid]
+
+    @property
+    def name(self) -> str:
+        """The path, or the URI without user name and password."""
+        if self.uri.startswith("file:///"):
+            return os.path.realpath(self.uri.removeprefix("file://"))
+        return without_password(self.uri)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the table."""
+        return self.handle.schema
+
+    @cached_property
+    def fragment_rows(self) -> Int64Array:
+        """Live rows of each fragment, from the manifest."""
+        counts = [
+            # Old manifests lack the counts; then Lance reads them from the files.
+            m.physical_rows - m.num_deletions
+            if (m := f.metadata).physical_rows is not None and m.num_deletions is not None
+            else f.count_rows()
+            for f in self.handle.get_fragments()
+        ]
+        return np.asarray(counts, dtype=np.int64)
+
+    @cached_property
+    def files_digest(self) -> str:
+        """Hash of the names of the data files, which no other table has."""
+        names = (d.path for f in self.handle.get_fragments() for d in f.metadata.files)
+        return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+
+    def matching_offsets(self, filter: str) -> Int64Array:
+        """Offsets of the live rows that match an SQL filter, in table order."""
+        handle = self.handle
+        try:
+            found = handle.scanner(columns=[_OFFSET], filter=filter).to_table()
+        except (ValueError, OSError) as error:
+            raise ValueError(
+                f"`filter` cannot be applied to {self.name}: got filter={filter!r}; "
+                f"Lance says: {reason_of(error)}"
+            ) from error
+        offsets = found.column(0).to_numpy().astype(np.int64)
+        return offsets if (np.diff(offsets) > 0).all() else np.sort(offsets)
+
+    def take(self, offsets: Int64Array, columns: list[str], blobs: list[str]) -> pa.Table:
+        """Rows by offset among the live rows, in the order given.
+
+        Args:
+            offsets: int64, shape ``(n,)``; repeats are allowed.
+            columns: columns that `take` reads; ``a.b`` comes back inside ``a``.
+            blobs: blob columns, added as large binary.
+        """
+        what = (
+            f"{offsets.size} rows between {offsets.min()} and {offsets.max()} of {self.name} at "
+            f"version {self.version}"
+        )
+        handle = self.handle
+        try:
+            rows = handle.take(offsets, columns=columns)
+            for name in blobs:
+                found = handle.read_blobs(name, indices=offsets.tolist(), preserve_order=True)
+                data = pa.array([data for _, data in found], type=pa.large_binary())
+                rows = rows.append_column(pa.field(name, pa.large_binary()), data)
+        except Exception as error:
+            reason = reason_of(error)
+            hint = ""
+            if "not found" in reason.lower():
+                hint = (
+                    "; its files may have been removed by a clean-up of old versions: tag the "
+                    "versions that are in use"
+                )
+            raise OSError(f"could not read {what}: {reason}{hint}") from error
+        if rows.num_rows != offsets.size:
+            raise OSError(f"got {rows.num_rows} rows instead of {what}")
+        return rows.combine_chunks()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "uri": self.uri,
+            "version": self.version,
+            "storage_options": self.storage_options,
+            "_handles": {},
+        }
+
+
+def pin(
+    item: Any,
+    version: int | str | None,
+    storage_options: dict[str, str] | None,
+    argument: str = "source",
+) -> Table:
+    """Open what a user named as a table, and pin its version.
+
+    Args:
+        item: a path or URI, a `lance.LanceDataset` or an embedded `lancedb` table.
+        version: version number or tag; None for the latest.
+        storage_options: passed to Lance.
+        argument: the user's name for `item`, for errors.
+    """
+    import lance
+
+    if isinstance(item, str | os.PathLike):
+        uri = os.fspath(item)
+        if isinstance(uri, str):
+            if "://" not in uri:
+                uri = os.path.realpath(Path(uri).expanduser())
+            handle = _open(uri, version, storage_options, argument)
+            return Table(uri, handle.version, storage_options, {os.getpid(): handle})
+    is_lancedb = type(item).__module__.startswith("lancedb.") and hasattr(item, "to_lance")
+    if is_lancedb and not inspect.iscoroutinefunction(item.to_lance):
+        try:
+            item = item.to_lance()
+        except Exception as error:
+            raise ValueError(
+                f"`{argument}` is a LanceDB table that has no local Lance table behind it: "
+                f"got {type(item).__name__}; Lance says: {reason_of(error)}"
+            ) from error
+    if isinstance(item, lance.LanceDataset):
+        options = storage_options or getattr(item, "_storage_options", None)
+        uri = item.uri if "://" in item.uri else os.path.realpath(item.uri)
+        if version is not None and version != item.version:
+            try:
+                item = item.checkout_version(version)
+            except (ValueError, OSError) as error:
+                raise _no_such_version(uri, version, error) from error
+        return Table(uri, item.version, options, {os.getpid(): item})
+    raise ValueError(
+        f"`{argument}` must be a path or URI (str or Path), a lance.LanceDataset, an embedded "
+        f"lancedb table, or a list of these: got {type(item).__name__}"
+    )
+
+
+def check_version_argument(version: Any) -> None:
+    """Raise ValueError unless `version` is a version number, a tag or None."""
+    is_number = isinstance(version, int) and not isinstance(version, bool) and version >= 0
+    if version is not None and not is_number and not (isinstance(version, str) and version):
+        raise ValueError(
+            f"`version` must be a version number, a tag or None: got version={version!r}"
+        )
+
+
+def check_storage_options(options: Any) -> None:
+    """Raise ValueError unless `options` maps names to texts, or is None."""
+    is_dict = isinstance(options, dict) and all(
+        isinstance(text, str) for pair in options.items() for text in pair
+    )
+    if options is not None and not is_dict:
+        raise ValueError(
+            "`storage_options` must be a dict of str to str or None: got "
+            f"storage_options={options!r}"
+        )
+
+
+def _open(
+    uri: str,
+    version: int | str | None,
+    storage_options: dict[str, str] | None,
+    argument: str,
+) -> "lance.LanceDataset":
+    import lance
+
+    refuse_unsafe_fork()
+    path = None if "://" in uri else Path(uri)
+    name = without_password(uri)
+    if path is not None and not path.exists():
+        near = difflib.get_close_matches(path.name, tables_in(path.parent), n=1)
+        hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
+        raise FileNotFoundError(f"`{argument}`: there is no table at {name!r}{hint}")
+    if path is not None and not is_table(path):
+        inside = tables_in(path)
+        hint = f"; it holds the tables {inside}: name one of them" if inside else ""
+        raise ValueError(
+            f"`{argument}`: {name!r} is not a Lance table: it has no _versions directory{hint}"
+        )
+    try:
+        return lance.dataset(uri, version=version, storage_options=storage_options)
+    except (ValueError, OSError) as error:
+        if version is not None:
+            raise _no_such_version(uri, version, error) from error
+        if "not found" in str(error).lower():
+            raise FileNotFoundError(
+                f"`{argument}`: there is no Lance table at {name!r}: {reason_of(error)}"
+            ) from error
+        raise ValueError(
+            f"`{argument}`: {name!r} cannot be opened: {without_password(reason_of(error))}"
+        ) from error
+
+
+def _no_such_version(uri: str, version: int | str, error: Exception) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"`version`: {without_password(uri)!r} has no version {version!r}: {reason_of(error)}; "
+        "versions can be cleaned up unless they are tagged; pass a version or tag that exists, or "
+        "leave it out"
+    )
+
+
+def is_table(path: Path) -> bool:
+    """Whether a local directory is a Lance table."""
+    return (path / "_versions").is_dir()
+
+
+def tables_in(directory: Path) -> list[str]:
+    """Names of the tables in a local directory."""
+    try:
+        return sorted(p.name for p in directory.iterdir() if is_table(p))
+    except OSError:
+        return []
+
+
+def without_password(uri: str) -> str:
+    """A URI, or a text with one, without user name and password."""
+    parts = urlsplit(uri) if "\n" not in uri else None
+    if parts is None or " " in uri or "@" not in parts.netloc:
+        return re.sub(r"://[^/\s@]*@", "://", uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of a Lance error, without the places in Lance's own source."""
+    text = str(error).strip()
+    return re.sub(r", \S+\.rs:\d+:\d+", "", text.splitlines()[0]) if text else repr(error)
