@@ -4,7 +4,8 @@ Importing the package registers the builder ``"lance_stream"`` with `datasets`.
 """
 
 from hf_lance_stream.builder import register
-from hf_lance_stream.dataset import LanceIterableDataset, from_lance
+from hf_lance_stream.dataset import LanceIterableDataset
+from hf_lance_stream.factory import from_lance
 from hf_lance_stream.loader import (
     PortableState,
     data_parallel_rank,

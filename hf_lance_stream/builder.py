@@ -15,8 +15,9 @@ from datasets.builder import Key
 from datasets.data_files import DataFilesDict, DataFilesList
 from datasets.load import DatasetModule, PackagedDatasetModuleFactory
 
-from hf_lance_stream.dataset import LanceIterableDataset, dataset_of
-from hf_lance_stream.examples import LanceExamplesIterable, dividing_among_ranks
+from hf_lance_stream.dataset import LanceIterableDataset
+from hf_lance_stream.examples import LanceExamplesIterable
+from hf_lance_stream.factory import dataset_of, examples_of
 from hf_lance_stream.features import features_of
 from hf_lance_stream.plan import Options, check_int
 from hf_lance_stream.source import Source, open_source
@@ -134,19 +135,7 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
 
     def _examples(self, source: Source) -> LanceExamplesIterable:
         config = self.config
-        features = features_of(source, config.features)
-        examples = LanceExamplesIterable(source, self._options, features)
-        _ = examples.plan  # so that an impossible split is refused here
-        if (config.rank is None) != (config.world_size is None):
-            raise ValueError(
-                f"give both or neither: got rank={config.rank!r}, world_size={config.world_size!r}"
-            )
-        if config.rank is not None:
-            world_size = check_int("world_size", config.world_size, 1, 2**31)
-            rank = check_int("rank", config.rank, 0, world_size)
-            with dividing_among_ranks("world_size"):
-                examples = examples.shard_data_sources(world_size, rank)
-        return examples
+        return examples_of(source, self._options, config.features, config.rank, config.world_size)
 
     def _as_streaming_dataset_single(
         self, splits_generator: datasets.SplitGenerator, decode_num_threads: int | None = None

@@ -25,7 +25,8 @@ import pyarrow as pa
 import torch
 from torch.nn.functional import cross_entropy
 
-from hf_lance_stream.dataset import LanceIterableDataset, from_lance
+from hf_lance_stream.dataset import LanceIterableDataset
+from hf_lance_stream.factory import from_lance
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,6 +7,7 @@ states look like is taken from real ones.
 import itertools
 import math
 import multiprocessing
+import pickle
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -322,8 +323,7 @@ def test_case_10_a_state_moves_to_other_ranks_and_workers(tmp_path, saved_by, wo
         for rank in range(world_size):
             loader = hls.stateful_dataloader(ds.shard(world_size, rank), 5, workers)
             loader.load_state_dict(merged)
-            rest += [i for batch in loader for i in batch]
-            rest += [i for batch in batches(loader) for i in batch][:0]
+            rest += itertools.chain(*batches(loader))
     assert len(seen) == 66
     assert sorted(seen + rest) == list(range(1000))
 
@@ -350,7 +350,7 @@ def test_case_13_all_ranks_have_equally_many_batches(tmp_path, world_size):
 
 
 @pytest.mark.parametrize("batch_size", [None, 16])
-def test_case_14_every_worker_yields_from_one_fragment(tmp_path, batch_size, caplog, recwarn):
+def test_case_14_every_worker_yields_from_one_fragment(tmp_path, batch_size, caplog):
     table = make_table(tmp_path / "t.lance", 10_000, 10_000)
     ds = hls.from_lance(table, num_splits=64, shuffle_seed=1, tail="keep", batch_size=batch_size)
     with in_process_workers():
@@ -360,7 +360,6 @@ def test_case_14_every_worker_yields_from_one_fragment(tmp_path, batch_size, cap
         rest = [i for batch in iterator for i in batch["id"].tolist()]
     assert sorted(rest + [i for batch in firsts for i in batch]) == list(range(10_000))
     assert not caplog.records
-    assert not recwarn.list
 
 
 def test_case_14_more_splits_than_rows_is_refused(tmp_path):
@@ -425,9 +424,9 @@ def test_a_rank_that_stands_for_all_must_be_said_to(ds, by, workers):
             iterator = iter(loader)
             some(iterator, 2)
             merged = hls.merge_state_dicts([loader.state_dict()], all_ranks_level=True)
-            ds.load_state_dict(through_json(merged))
-            whole = ids(ds.with_batches(None))
-            assert ids(ds) == whole[32:]
+            one = pickle.loads(pickle.dumps(ds))
+            one.load_state_dict(through_json(merged))
+            assert ids(one) == ids(ds)[32:]
     two = [state_after(ds.shard(4, rank), 2) for rank in (0, 1)]
     with pytest.raises(ValueError, match="all_ranks_level"):
         hls.merge_state_dicts(two, all_ranks_level=True)
@@ -564,9 +563,8 @@ def test_gather_without_a_process_group(ds):
     some(iter(loader), 2)
     with pytest.raises(ValueError, match=r"ranks \[0\] of 2"):
         hls.gather_state_dict(loader)
-    state = hls.gather_state_dict(loader, all_ranks_level=True)
-    ds.load_state_dict(state)
-    whole = ids(ds.shuffle(seed=1))
+    whole = ids(ds)
+    ds.load_state_dict(hls.gather_state_dict(loader, all_ranks_level=True))
     assert ids(ds) == whole[16:]
 
 
@@ -584,7 +582,7 @@ def test_an_uneven_state_of_a_very_large_epoch_stays_small():
         inner = state["examples_iterable"]
         inner["fingerprint"]["rows"] = num_splits * 10**9
         inner["part"] |= {"start": start, "stop": start + num_splits // 4}
-        inner["position"] = 250_000_000 * num_splits + 7 * start + 5
+        inner["position"] = 240_000_000 * num_splits + 7 * start + 5
         states.append(state)
     merged = hls.merge_state_dicts(states)
     assert len(str(merged)) < 2048 + 8 * num_splits
