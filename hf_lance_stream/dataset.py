@@ -248,11 +248,11 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
                 f"{str(state_dict)[:200]}"
             )
         epoch = check_int("epoch", state_dict["epoch"], 0, 2**63, " in the state")
-        saved = self._placed(deepcopy(state_dict))
         before = self.epoch, self._starting_state_dict
         self._is_at_end = False
         self.set_epoch(epoch)
         try:
+            saved = self._placed(deepcopy(state_dict))
             self._check(saved, strict)
         except ValueError:
             self.set_epoch(before[0])
@@ -273,9 +273,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
                 f"the state counts rows of the table, which {what} in this dataset does not keep "
                 "one by one: load a state of this very dataset, from as many ranks and workers"
             )
-        self._starting_state_dict = None
-        prepared = self._prepare_ex_iterable_for_iteration()
-        return {**saved, "examples_iterable": place_state(prepared, state)}
+        return {**saved, "examples_iterable": place_state(self.prepared_source(), state)}
 
     def _check(self, saved: dict[str, Any], strict: bool) -> None:
         """Check `saved` against this dataset at its epoch; adapt it if it need not fit."""
@@ -302,7 +300,9 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
             check_state(state, reader.fingerprint)
             if only is not None:
                 rest = start_from(state, only.fingerprint, only.plan)
-                self._is_at_end = len(rest.plan) == rest.position
+                self._is_at_end = (
+                    changes_rows(self._ex_iterable) is None and len(rest.plan) == rest.position
+                )
 
     # Iteration.
 
@@ -361,7 +361,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         starting, self._starting_state_dict = self._starting_state_dict, None
         state = self._state_dict
         try:
-            return super()._prepare_ex_iterable_for_iteration()
+            return self._prepare_ex_iterable_for_iteration()
         finally:
             self._starting_state_dict, self._state_dict = starting, state
 

@@ -260,6 +260,15 @@ def test_batches_without_the_last_short_one_resume(table, wrap):
         assert [batch["id"] for batch in new.iter(8, drop_last_batch=True)] == batches[k:]
 
 
+def test_the_end_of_the_table_is_not_the_end_of_a_repeated_pass(table):
+    ds = shuffled(table).repeat(2)
+    rows = iter(ds)
+    seen = [next(rows)["id"] for _ in range(1000)]
+    new = shuffled(table).repeat(2)
+    new.load_state_dict(through_json(ds.state_dict()))
+    assert ids(new) == seen
+
+
 def test_another_epoch_lets_go_of_a_loaded_state_for_good(table):
     ds = shuffled(table, epoch=2)
     _ = list(islice(ds, 10))

@@ -618,6 +618,21 @@ def test_case_12_members_of_a_model_parallel_group_read_the_same_rows(
     check_rest([batches(loader)], 4)
 
 
+def _place_without_data_ranks(rank, world_size, shape, names):
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    try:
+        return hls.data_parallel_rank(mesh)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(("shape", "names"), [((2,), ("tp",)), ((2, 1), ("tp", "pp"))])
+def test_a_mesh_without_data_ranks_is_refused_or_one_group(tmp_path, shape, names):
+    """Tensor-parallel ranks must never read different rows."""
+    for place in in_ranks(2, _place_without_data_ranks, tmp_path, shape, names):
+        assert place == (0, 1) or str(list(names)) in place
+
+
 # Order across processes.
 
 
