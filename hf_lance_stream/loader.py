@@ -17,7 +17,8 @@ from hf_lance_stream.merge import innermost_state, merge_state_dicts
 from hf_lance_stream.permutation import derive_key
 from hf_lance_stream.plan import check_int
 from hf_lance_stream.resume import start_from
-from hf_lance_stream.wrappers import changes_rows, only_source
+from hf_lance_stream.splits import check_divisible
+from hf_lance_stream.wrappers import changes_rows, only_source, sources
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         if self._is_counted:
             kwargs["snapshot_every_n_steps"] = _NEVER
         shared = _sharing_batches(ds, batch_size)
+        _check_workers(shared, num_workers)
         with warnings.catch_warnings():  # torchdata 0.11 calls what torch 2.13 deprecates
             warnings.filterwarnings("ignore", "'set_vital' is deprecated")
             super().__init__(shared, batch_size=batch_size, num_workers=num_workers, **kwargs)
@@ -237,6 +239,14 @@ def _sharing_batches(ds: LanceIterableDataset, batch_size: int) -> LanceIterable
     return shared
 
 
+def _check_workers(ds: LanceIterableDataset, num_workers: int) -> None:
+    """Refuse, before a process is started, workers that cannot share splits evenly."""
+    for examples in sources(ds.prepared_source()):
+        plan = examples.plan
+        if num_workers and plan.layout is not None and examples.options.batch_size is None:
+            check_divisible(plan.num_shards, num_workers, "num_workers", plan.order.rows)
+
+
 def _log_steps(ds: LanceIterableDataset, batch_size: int) -> None:
     """Say it where another world size would have other rows in a step."""
     examples = only_source(ds._ex_iterable)
@@ -245,8 +255,9 @@ def _log_steps(ds: LanceIterableDataset, batch_size: int) -> None:
         return
     world_size = layout.num_splits // max(1, ds.num_shards)
     global_batch = batch_size * world_size
-    if global_batch % layout.num_splits:
-        logger.info(
+    is_meant = examples.options.num_splits is not None or world_size > 1
+    if is_meant and global_batch % layout.num_splits:
+        logger.warning(
             "the global batch of %d rows (world_size=%d, batch_size=%d) is not a multiple of "
             "num_splits=%d: another world size would form other global batches",
             global_batch,
