@@ -300,6 +300,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
             check_state(state, reader.fingerprint)
             if only is not None:
                 rest = start_from(state, only.fingerprint, only.plan)
+                rest.write_to(state)  # it may have been that of all ranks
                 self._is_at_end = (
                     changes_rows(self._ex_iterable) is None and len(rest.plan) == rest.position
                 )

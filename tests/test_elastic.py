@@ -110,7 +110,9 @@ def _same(row):
 def test_steps_after_any_chain_of_world_sizes_are_those_of_one_process(grid):
     ds, steps = grid
     found, state = [], None
-    chain = zip([1, 24, 3, 8, 2, 4, 1], [2, 0, 5, 1, 3, 2, 0], [7, 1, 11, 0, 13, 2, 50], strict=True)
+    chain = zip(
+        [1, 24, 3, 8, 2, 4, 1], [2, 0, 5, 1, 3, 2, 0], [7, 1, 11, 0, 13, 2, 50], strict=True
+    )
     with in_process_workers():
         for world_size, workers, stop in chain:
             ranks, states = [], []
@@ -376,7 +378,9 @@ def test_case_15_each_row_is_read_by_one_rank(grid, monkeypatch):
     read = Counter()
     source = type(ds._ex_iterable.source)
     whole = source.read
-    monkeypatch.setattr(source, "read", lambda s, rows: read.update(rows.tolist()) or whole(s, rows))
+    monkeypatch.setattr(
+        source, "read", lambda s, rows: read.update(rows.tolist()) or whole(s, rows)
+    )
     with in_process_workers():
         for rank in range(3):
             batches(rank_loader(ds, 3, rank, 2))
@@ -532,11 +536,15 @@ def test_a_state_of_other_workers_is_refused_by_a_loader(ds):
         state = state_after(ds, 3, workers=2)
         for workers in (0, 1, 3):
             loader = hls.stateful_dataloader(ds, 4, workers)
-            with pytest.raises(ValueError, match=f"num_workers=2.*num_workers={workers}.*merge_sta"):
+            with pytest.raises(
+                ValueError, match=f"num_workers=2.*num_workers={workers}.*merge_sta"
+            ):
                 loader.load_state_dict(state)
             raw = torchdata_loader(ds, 4, 2)
             some(iter(raw), 3)
-            with pytest.raises(ValueError, match=f"num_workers=2.*num_workers={workers}.*merge_sta"):
+            with pytest.raises(
+                ValueError, match=f"num_workers=2.*num_workers={workers}.*merge_sta"
+            ):
                 loader.load_state_dict(through_json(raw.state_dict()))
             full = batches(loader)  # still usable, from the start
             loader.load_state_dict(hls.merge_state_dicts([state]))
