@@ -6,7 +6,7 @@ per split. `resume.start_from` lets a reader of any part of the epoch continue i
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -31,13 +31,13 @@ from hf_lance_stream.state import (
     new_state,
 )
 
+_REBATCHED = "RebatchedArrowExamplesIterable"
 _REFUSED = {
     "FilteredExamplesIterable": "filter",
     "SkipExamplesIterable": "skip",
     "TakeExamplesIterable": "take",
     "RepeatExamplesIterable": "repeat",
     "StepExamplesIterable": "a split by examples",
-    "RebatchedArrowExamplesIterable": "a map, filter or batch on Arrow tables",
     "CyclingMultiSourcesExamplesIterable": "interleave_datasets",
     "RandomlyCyclingMultiSourcesExamplesIterable": "interleave_datasets",
     "VerticallyConcatenatedMultiSourcesExamplesIterable": "concatenate_datasets",
@@ -96,6 +96,8 @@ def merge_state_dicts(
     """
     if isinstance(states, Mapping):
         states = [states]
+    if not isinstance(states, list | tuple):
+        raise ValueError(f"`states` must be a list of states, one per rank: got {states!r}")
     ranks = [_unpack(state) for state in states]
     if not ranks:
         raise ValueError("`states` must hold the state of at least one rank: got none")
@@ -178,6 +180,16 @@ def _rank_counts(rank: RankState, whole: Plan) -> Iterator[tuple[int, Int64Array
         assert isinstance(plan.stream, SplitStream)
         yield plan.stream.start, counts
         return
+    batch_size = mapping(rank.states[0], "part").get("batch_size")
+    if rank.lagging_steps and batch_size is not None:  # no worker had told of a batch yet
+        plan = _plan_of(rank.states[0], whole)
+        counts = advanced(rank.states[0], plan)
+        length = plan.resumed(counts).stream_rows
+        yield (
+            _span(rank.states[0])[0],
+            plan.consumed_after(counts, min(rank.lagging_steps * batch_size, length)),
+        )
+        return
     if rank.lagging_steps:
         raise ValueError(
             "the state lags behind by "
@@ -236,10 +248,10 @@ def _dealt_counts(rank: RankState, dealt: list[dict[str, Any]], plan: Plan) -> I
 def _merge_natural(ranks: list[RankState], whole: Plan) -> Int64Array:
     """Consumed rows of natural shards, which only one rank can have."""
     found = []
-    for rank in ranks:
+    states = [state for rank in ranks for state in rank.states]
+    alike = len({str(mapping(state, "part").get("ranges")) for state in states}) == 1
+    for rank in ranks if alike else ():
         states = rank.states
-        if len({str(mapping(state, "part").get("ranges")) for state in states}) > 1:
-            break
         dealt = [state for state in states if mapping(state, "part").get("worker") is not None]
         if dealt:
             found.append(_dealt_counts(rank, dealt, _plan_of(dealt[0], whole)))
@@ -281,7 +293,7 @@ def _plan_of(state: Mapping[str, Any], whole: Plan) -> Plan:
             batch_size=check_count(part, "batch_size", low=1),
         )
     if not isinstance(whole.stream, SplitStream):
-        return replace(whole, deal=deal)
+        return replace(whole, deal=deal, batch_size=part.get("batch_size"))
     start, stop = _span(state)
     check_count(part, "stop", low=start, high=whole.stream.stop)
     return replace(whole, stream=replace(whole.stream, start=start, stop=stop), deal=deal)
@@ -313,8 +325,12 @@ def _unpack(state: Any) -> RankState:
 
 def innermost_state(state: Any) -> dict[str, Any]:
     """Our state below wrappers that keep one row per row."""
+    rebatched = False
     while isinstance(state, Mapping) and state.get("type") != STATE_TYPE:
         kind = state.get("type")
+        if kind == _REBATCHED:  # there may be a step below that says more
+            rebatched, state = True, state.get("examples_iterable")
+            continue
         if kind in _REFUSED or kind is None:
             what = _REFUSED.get(str(kind), "a step of the dataset")
         elif state.get("previous_state") is not None:
@@ -324,11 +340,17 @@ def innermost_state(state: Any) -> dict[str, Any]:
             continue
         else:
             what = str(kind)
-        raise ValueError(
-            f"{what} buffers rows or changes their number, so its state cannot move to another "
-            "number of ranks or workers; it resumes exactly on the same ones"
-        )
+        _refuse(what)
+    if rebatched:
+        _refuse("a map, filter or batch on Arrow tables")
     if not isinstance(state, Mapping):
         raise ValueError(f"the state is damaged: there is none of a Lance table in {state!r}")
     check_version(state)
     return dict(state)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ValueError(
+        f"{what} buffers rows or changes their number, so its state cannot move to another "
+        "number of ranks or workers; it resumes exactly on the same ones"
+    )

@@ -121,6 +121,7 @@ class Plan:
         layout: the splits of the whole epoch; None for natural shards.
         resume: where the stream goes on; None at its start.
         deal: the batches of the stream that this worker yields; None for all.
+        batch_size: rows of the batches that workers share; None if they share splits.
     """
 
     order: Order
@@ -128,6 +129,7 @@ class Plan:
     layout: Layout | None
     resume: Resume | None = None
     deal: BatchDeal | None = None
+    batch_size: int | None = None
 
     def __len__(self) -> int:
         return self.deal.count(self.stream_rows) if self.deal else self.stream_rows
@@ -186,7 +188,7 @@ class Plan:
             "ranges": ranges,
             "worker": deal.worker if deal else None,
             "num_workers": deal.num_workers if deal else None,
-            "batch_size": deal.batch_size if deal else None,
+            "batch_size": self.batch_size,
         }
 
     def chunk_rows(self, target: int) -> int:
@@ -225,9 +227,13 @@ def make_plan(
         deal = _batch_deal(workers, options.batch_size)
     if options.is_natural or (options.num_splits is None and rows == 0):
         natural = _natural_stream(shard_rows, steps)
-        return Plan(order=order, stream=natural, layout=None, deal=deal)
+        return Plan(
+            order=order, stream=natural, layout=None, deal=deal, batch_size=options.batch_size
+        )
     stream = _split_stream(_make_layout(options, rows, steps), steps)
-    return Plan(order=order, stream=stream, layout=stream.layout, deal=deal)
+    return Plan(
+        order=order, stream=stream, layout=stream.layout, deal=deal, batch_size=options.batch_size
+    )
 
 
 def _batch_deal(workers: list[Shard], batch_size: int) -> BatchDeal | None:

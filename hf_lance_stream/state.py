@@ -189,12 +189,16 @@ def mapping(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def counts_to_text(counts: Int64Array) -> int | str | None:
-    """Counts, one of each split, as a short JSON scalar; None for nothing but zeros."""
+    """Counts, one of each split, as a short JSON scalar; None for nothing but zeros.
+
+    Unequal counts become ``"least+more,more,…"``, some bytes per split.
+    """
     if not counts.any():
         return None
-    if (counts == counts[0]).all():
-        return int(counts[0])
-    return ",".join(map(str, counts.tolist()))
+    least = int(counts.min())
+    if (counts == least).all():
+        return least
+    return f"{least}+" + ",".join(map(str, (counts - least).tolist()))
 
 
 def counts_from_text(value: Any, size: int) -> Int64Array | None:
@@ -202,15 +206,16 @@ def counts_from_text(value: Any, size: int) -> Int64Array | None:
     if value is None:
         return None
     counts = [value] * size if type(value) is int else []
-    if isinstance(value, str) and all(v.isdecimal() for v in value.split(",")):
-        counts = [int(v) for v in value.split(",")]
+    least, plus, more = value.partition("+") if isinstance(value, str) else ("", "", "")
+    if plus and all(v.isdecimal() for v in (least, *more.split(","))):
+        counts = [int(least) + int(v) for v in more.split(",")]
     try:
         array = np.array(counts, dtype=np.int64)
     except OverflowError:
         array = np.empty(0, dtype=np.int64)
     if array.size != size or (array < 0).any():
         raise ValueError(
-            f"the state is damaged: `consumed` must be None, a count, or {size} counts joined by "
-            f"commas: got {str(value)[:80]!r}"
+            f"the state is damaged: `consumed` must be None, a count, or {size} counts as "
+            f"'least+more,more,…': got {str(value)[:80]!r}"
         )
     return array

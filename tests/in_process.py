@@ -46,7 +46,7 @@ class _Worker:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        with mock.patch.object(torch.utils.data, "get_worker_info", lambda: self.info):
+        with mock.patch.object(torch.utils.data, "get_worker_info", return_value=self.info):
             yield
 
     def start(self) -> None:
