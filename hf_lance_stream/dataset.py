@@ -283,7 +283,7 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
         if torch.utils.data.get_worker_info() is not None:
             return  # a worker's part: the reader checks when it starts
         prepared = self.prepared_source()
-        check_steps(saved["examples_iterable"], self._state_dict["examples_iterable"])
+        check_steps(saved["examples_iterable"], prepared._state_dict)
         readers = list(sources(prepared))
         only = readers[0] if only_source(prepared) is not None else None
         for state in found:

@@ -18,6 +18,7 @@ from hf_lance_stream.permutation import derive_key
 from hf_lance_stream.plan import check_int
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.splits import check_divisible
+from hf_lance_stream.state import check_count, check_steps, differences, find_states, mapping
 from hf_lance_stream.wrappers import changes_rows, only_source, sources
 
 logger = logging.getLogger(__name__)
@@ -81,24 +82,35 @@ def stateful_dataloader(
         if context is None:
             kwargs["multiprocessing_context"] = "forkserver"
         multiprocessing.set_forkserver_preload(_PRELOAD)
-    elif kwargs.get("persistent_workers") or kwargs.get("prefetch_factor") is not None:
-        raise ValueError(
-            "`persistent_workers` and `prefetch_factor` need workers: got num_workers=0"
-        )
+    for name in ("persistent_workers", "prefetch_factor", "timeout"):
+        value = kwargs.get(name)
+        if value and not num_workers:
+            raise ValueError(f"`{name}` needs workers: got {name}={value!r}, num_workers=0")
+    if num_workers and kwargs.get("prefetch_factor") is not None:
+        check_int("prefetch_factor", kwargs["prefetch_factor"], 1, 2**31)
+    if kwargs.get("timeout", 0) < 0:
+        raise ValueError(f"`timeout` must not be negative: got timeout={kwargs['timeout']!r}")
     return LanceDataLoader(ds, batch_size, num_workers, **kwargs)
 
 
 class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
-    """What `stateful_dataloader` returns."""
+    """What `stateful_dataloader` returns.
+
+    Where one row stays one row, this process counts the batches it delivers, and the state is
+    that of the dataset, whatever the workers do. Elsewhere it is the dataset's own without
+    workers, and torchdata's, with a snapshot of each worker, with them.
+    """
 
     def __init__(
         self, ds: LanceIterableDataset, batch_size: int, num_workers: int, **kwargs: Any
     ) -> None:
-        # Where one row stays one row, this process counts batches, and the state needs no worker.
         self._is_counted = changes_rows(ds._ex_iterable) is None
         self._pass: _Pass | None = None  # the running pass, or the last one
-        self._is_over = False  # the next pass is the empty rest of a finished one
-        kwargs.setdefault("generator", torch.Generator())
+        self._finished_state: dict[str, Any] | None = None  # loaded: the next pass is empty
+        self._initial_epoch: int | None = None  # of workers started to tell their state
+        self._seeds_itself = kwargs.get("generator") is None
+        if self._seeds_itself:
+            kwargs["generator"] = torch.Generator()
         if self._is_counted:
             kwargs["snapshot_every_n_steps"] = _NEVER
         shared = _sharing_batches(ds, batch_size)
@@ -106,7 +118,14 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         with warnings.catch_warnings():  # torchdata 0.11 calls what torch 2.13 deprecates
             warnings.filterwarnings("ignore", "'set_vital' is deprecated")
             super().__init__(shared, batch_size=batch_size, num_workers=num_workers, **kwargs)
+        if shared._starting_state_dict is not None:
+            self._refuse_dataset_state()
         _log_steps(shared, batch_size)
+
+    @property
+    def _asks_workers(self) -> bool:
+        """Whether only the workers know where they are."""
+        return self.num_workers > 0 and not self._is_counted
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank.
@@ -114,37 +133,53 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         Raises:
             TypeError: when only iterating tells.
         """
+        if self._asks_workers:
+            raise TypeError("the number of batches is unknown: the workers share splits")
         rows, size = len(self.dataset), int(self.batch_size)
         return rows // size if self.drop_last else -(-rows // size)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, also in workers that are alive."""
-        if self.dataset.epoch != epoch:
-            self._is_over = False
-            if self.next_iter_state is not None:
-                super().load_state_dict({})
         self.dataset.set_epoch(epoch)
+        self._let_go_of_other_epochs()
+
+    def _let_go_of_other_epochs(self) -> None:
+        """Forget a loaded state, and workers started from it, of another epoch than the next."""
+        finished = self._finished_state
+        if finished is not None and _epoch_of(finished) != self.dataset.epoch:
+            self._finished_state = None
+        waiting = self.next_iter_state
+        is_other = waiting is not None and _epoch_of(waiting) != self.dataset.epoch
+        if is_other or (self._initial_iter_for_state_dict and not self._is_counted):
+            self._restart({})
+
+    def _restart(self, raw: dict[str, Any]) -> None:
+        super().load_state_dict(raw)
+        if not raw:
+            self.next_iter_state = None  # torchdata keeps it
 
     def __iter__(self) -> Iterator[Any]:
         ds = self.dataset
-        if self.generator is not None:  # not the global one, whose draws a resume would shift
+        if self._asks_workers and self._initial_epoch != ds.epoch:
+            self._let_go_of_other_epochs()
+        if self._seeds_itself:  # not the global generator, whose draws a resume would shift
             self.generator.manual_seed(derive_key(torch.initial_seed(), ds.epoch) >> 1)
-        if self._is_over:
-            self._is_over = False
+        if self._finished_state is not None:
+            self._finished_state = None
             return iter(())
-        if self._is_counted:
-            self._pass = _Pass(ds)
-        batches = super().__iter__()
-        if self.num_workers:
-            ds._starting_state_dict = None  # the workers have their copy
-        return self._count(batches)
+        running = _Pass(ds) if self._is_counted else None
+        self._pass = running
+        return self._count(super().__iter__(), running)
 
-    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
-        running = self._pass
+    def _count(self, batches: Iterator[Any], running: "_Pass | None") -> Iterator[Any]:
         for batch in batches:
+            if self.num_workers:
+                self.dataset._starting_state_dict = None  # the workers have gone on from it
             if running is not None:
                 running.batches += 1
             yield batch
+        if self.num_workers:
+            self.dataset._starting_state_dict = None
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was yielded.
@@ -153,13 +188,19 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         batch it is the end of the epoch: a loader that loads it has an empty rest once, then
         whole epochs.
         """
-        if not self._is_counted:
+        if self._finished_state is not None:
+            return deepcopy(self._finished_state)
+        if self._asks_workers:
             raw: dict[str, Any] = super().state_dict()
+            self._initial_epoch = self.dataset.epoch
             return raw
-        current = self._pass
-        if current is None or current.epoch != self.dataset.epoch:
-            current = _Pass(self.dataset)
-        state = current.state_dict(self.batch_size)
+        current, state = self._pass, {}
+        if not self._is_counted:
+            state = self.dataset.state_dict()
+        elif current is None or current.epoch != self.dataset.epoch:
+            state = _Pass(self.dataset).state_dict(self.batch_size)
+        else:
+            state = current.state_dict(self.batch_size)
         state["loader"] = {"num_workers": self.num_workers, "batch_size": self.batch_size}
         return state
 
@@ -168,35 +209,54 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
 
         Args:
             state_dict: the state of a loader with the same settings on this rank, or a portable
-                state, from `merge_state_dicts` or `gather_state_dict`, of any.
+                state, from `merge_state_dicts` or `gather_state_dict`, of any. An empty dict
+                lets go of what was loaded.
 
         Raises:
             ValueError: when the state does not fit; the message says how it can be made to.
         """
-        super().load_state_dict({})
-        self._pass, self._is_over = None, False
-        if not state_dict:
-            return
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"`state_dict` must be a dict: got {str(state_dict)[:100]!r}")
-        saved_workers = _saved_workers(state_dict)
-        if saved_workers is not None and saved_workers != self.num_workers:
+        raw: Mapping[str, Any] = {}
+        finished = None
+        if not state_dict:
+            self.dataset._starting_state_dict = None
+        else:
+            self._check_saved_workers(state_dict)
+            if "examples_iterable" in state_dict:
+                self._refuse_dataset_state()
+                saved = {name: state_dict.get(name) for name in ("examples_iterable", "epoch")}
+                self.dataset.load_state_dict(saved)
+            elif self._is_counted:
+                self.dataset.load_state_dict(merge_state_dicts([state_dict]))
+            elif self._asks_workers and state_dict.get("_iterator_finished"):
+                finished = deepcopy(dict(state_dict))
+            elif self._asks_workers:
+                raw = state_dict
+            else:
+                self.dataset.load_state_dict(state_dict.get("dataset_state") or {})
+            if raw or finished:
+                _check_worker_states(state_dict, self.dataset)
+                self.dataset.set_epoch(_epoch_of(state_dict))
+        self._pass, self._finished_state = None, finished
+        self._restart(dict(raw))
+
+    def _check_saved_workers(self, state_dict: Mapping[str, Any]) -> None:
+        saved = _saved_workers(state_dict)
+        if saved is not None and saved != self.num_workers:
             raise ValueError(
-                f"the state was saved with num_workers={saved_workers}, this loader has "
+                f"the state was saved with num_workers={saved}, this loader has "
                 f"num_workers={self.num_workers}: load what hls.merge_state_dicts([...]) makes of "
                 "the states of all ranks"
             )
-        if "examples_iterable" in state_dict:
-            saved = {name: state_dict[name] for name in ("examples_iterable", "epoch")}
-            self.dataset.load_state_dict(saved)
-        elif self._is_counted:
-            self.dataset.load_state_dict(merge_state_dicts([state_dict], all_ranks_level=False))
-        else:
-            self.dataset.set_epoch(_raw_epoch(state_dict))
-            if state_dict.get("_iterator_finished"):
-                self._is_over = True
-            else:
-                super().load_state_dict(dict(state_dict))
+
+    def _refuse_dataset_state(self) -> None:
+        if self._asks_workers:
+            raise ValueError(
+                "workers that share splits cannot continue the state of a dataset with "
+                f"{changes_rows(self.dataset._ex_iterable)}: got num_workers={self.num_workers}; "
+                "load the state of a loader with as many workers, or use num_workers=0"
+            )
 
 
 class _Pass:
@@ -269,17 +329,46 @@ def _log_steps(ds: LanceIterableDataset, batch_size: int) -> None:
 
 def _saved_workers(state: Mapping[str, Any]) -> int | None:
     """Number of workers of the loader a state is of; None for a dataset's or a portable one."""
-    if "loader" in state:
-        return int(state["loader"]["num_workers"])
+    if isinstance(state.get("loader"), Mapping):
+        return check_count(state["loader"], "num_workers")
     if "_snapshot" in state:
-        return len(state["_snapshot"].get("_worker_snapshots") or {})
+        return len(_worker_states(state))
     return 0 if "dataset_state" in state else None
 
 
-def _raw_epoch(state: Mapping[str, Any]) -> int:
-    """Epoch in a state of torchdata's loader."""
-    snapshots = state.get("_snapshot", {}).get("_worker_snapshots") or {"": state}
-    return int(next(iter(snapshots.values()))["dataset_state"]["epoch"])
+def _worker_states(state: Mapping[str, Any]) -> list[Any]:
+    """The dataset's state in each worker, in a state of torchdata's loader with workers."""
+    snapshot = state.get("_snapshot")
+    snapshots = snapshot.get("_worker_snapshots") if isinstance(snapshot, Mapping) else None
+    if not isinstance(snapshots, Mapping) or not snapshots:
+        raise ValueError(
+            f"the state is not that of a loader with workers: got {str(state)[:100]!r}"
+        )
+    return [worker.get("dataset_state") for worker in snapshots.values()]
+
+
+def _epoch_of(state: Mapping[str, Any]) -> int:
+    """Epoch in a state of torchdata's loader with workers."""
+    return check_count(_worker_states(state)[0] or {}, "epoch")
+
+
+def _check_worker_states(state: Mapping[str, Any], ds: LanceIterableDataset) -> None:
+    """Refuse workers' states of other steps, or of another table, before a process starts."""
+    prepared = ds.prepared_source()
+    fingerprints = [examples.fingerprint for examples in sources(prepared)]
+    for worker in _worker_states(state):
+        nested = mapping(worker or {}, "examples_iterable")
+        check_steps(nested, prepared._state_dict)
+        for found in find_states(nested):
+            differing = [
+                differences({**found}, {**one, "epoch": found["fingerprint"].get("epoch")})
+                for one in fingerprints
+            ]
+            if all(differing):
+                raise ValueError(
+                    "the state does not fit this dataset: "
+                    + "; ".join(sorted(differing, key=len)[0])
+                )
 
 
 def gather_state_dict(

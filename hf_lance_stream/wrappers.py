@@ -237,6 +237,8 @@ def changes_rows(ex_iterable: _BaseExamplesIterable) -> str | None:
         if isinstance(ex_iterable, MappedExamplesIterable):
             if ex_iterable.batched:
                 return "a batched map"
+            if ex_iterable.formatting and ex_iterable.formatting.is_table:
+                return "a map on tables"
             if ex_iterable.with_indices:
                 return "a map with indices"
         elif not isinstance(ex_iterable, _ROW_FOR_ROW):

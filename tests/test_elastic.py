@@ -16,7 +16,6 @@ from itertools import islice, pairwise, zip_longest
 import numpy as np
 import oracle
 import pytest
-import torch.utils.data
 from datasets import interleave_datasets
 from datasets.distributed import split_dataset_by_node
 from helpers import ids, make_table, through_json
@@ -509,11 +508,11 @@ def test_a_map_with_indices_is_named(ds):
 def test_natural_shards_cannot_move(tmp_path):
     ds = hls.from_lance(make_table(tmp_path / "t.lance", 64, 16))
     states = [state_after(ds.shard(2, rank), 2) for rank in (0, 1)]
-    with pytest.raises(ValueError, match="natural shards.*`num_splits`"):
+    with pytest.raises(ValueError, match=r"natural shards.*`num_splits`"):
         hls.merge_state_dicts(states)
     merged = hls.merge_state_dicts(states[:1])
     for other in (ds, ds.shard(2, 1), ds.shard(4, 0)):
-        with pytest.raises(ValueError, match="natural shards.*`num_splits`"):
+        with pytest.raises(ValueError, match=r"natural shards.*`num_splits`"):
             other.load_state_dict(merged)
 
 
