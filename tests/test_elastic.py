@@ -13,10 +13,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice, pairwise, zip_longest
 
-import numpy as np
 import oracle
 import pytest
-from datasets import interleave_datasets
+from datasets import Value, interleave_datasets
 from datasets.distributed import split_dataset_by_node
 from helpers import ids, make_table, through_json
 from hypothesis import HealthCheck, given, settings
@@ -491,18 +490,52 @@ def test_steps_that_change_rows_are_named(ds, what, workers, make):
             target.load_state_dict(portable)
 
 
+KEPT = {
+    "map": lambda ds: ds.map(_same),
+    "select_columns": lambda ds: ds.select_columns("id"),
+    "remove_columns": lambda ds: ds.remove_columns("label"),
+    "rename_column": lambda ds: ds.rename_column("label", "target"),
+    "cast_column": lambda ds: ds.cast_column("label", Value("int32")),
+    "with_format": lambda ds: ds.with_format("torch"),
+    "select_columns, with_format": lambda ds: ds.select_columns("id").with_format("numpy"),
+    "map, with_format": lambda ds: ds.map(_same).with_format("torch"),
+    "with_format, map": lambda ds: ds.with_format("torch").map(_same),
+    "map, map, rename": lambda ds: ds.map(_same).map(_same).rename_column("label", "target"),
+}
+
+
+@pytest.mark.parametrize("by", ["loader", "batch", "split"])
+@pytest.mark.parametrize("steps", KEPT)
+def test_states_of_steps_that_keep_rows_merge_and_move(ds, steps, by):
+    rest = ids(ds)
+    wrapped = KEPT[steps](ds)
+    with in_process_workers():
+        for workers, others in ((0, 3), (2, 0)):
+            loader = Topology(1, workers, 4, by, ()).loader(wrapped, None)
+            seen = list(itertools.chain(*some(iter(loader), 3)))
+            merged = through_json(hls.merge_state_dicts([loader.state_dict()]))
+            for target in (wrapped, ds):
+                new = hls.stateful_dataloader(target, 5, others)
+                new.load_state_dict(merged)
+                found = list(itertools.chain(*batches(new)))
+                assert sorted(seen + found) == sorted(rest)
+                if by != "split" or not workers:
+                    assert seen + found == rest
+
+
 def test_a_map_with_indices_is_named(ds):
     changed = ds.map(lambda row, index: {"index": index}, with_indices=True)
     portable = hls.merge_state_dicts([state_after(ds, 3)])
     with pytest.raises(ValueError, match="a map with indices"):
         changed.load_state_dict(portable)
     with in_process_workers():
-        loader = hls.stateful_dataloader(changed, 4, 2)
-        some(iter(loader), 3)
-        with pytest.raises(ValueError, match="a map with indices"):
-            hls.stateful_dataloader(changed, 4, 2).load_state_dict(
-                hls.merge_state_dicts([loader.state_dict()])
-            )
+        for workers in (0, 2):
+            loader = hls.stateful_dataloader(changed, 4, workers)
+            some(iter(loader), 3)
+            with pytest.raises(ValueError, match=r"a map with indices|num_workers=2.*a loader"):
+                hls.stateful_dataloader(changed, 4, workers).load_state_dict(
+                    hls.merge_state_dicts([loader.state_dict()])
+                )
 
 
 def test_natural_shards_cannot_move(tmp_path):
@@ -694,4 +727,3 @@ def test_math_of_the_grid():
     """The sizes of the issue: 50 steps."""
     assert math.lcm(*WORLD_SIZES) == GRID["num_splits"]
     assert GLOBAL_BATCH * 50 == 2400
-    assert np.prod([2, 24]) == GLOBAL_BATCH

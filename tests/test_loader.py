@@ -147,10 +147,15 @@ def test_stock_loaders_have_the_same_batches_once_they_know_the_batch_size(table
             assert batches(loader) == expected
 
 
-def test_ranks_read_their_own_rows_with_workers(ds):
-    for rank in range(2):
-        part = ds.shard(2, rank)
-        assert batches(hls.stateful_dataloader(part, BATCH, 2)) == cut(ids(part))
+@pytest.mark.parametrize(("world_size", "workers"), [(2, 3), (3, 2)])
+def test_global_steps_are_the_same_on_some_ranks_with_workers(ds, world_size, workers):
+    """A few cells, with processes, of the grid in `test_elastic`."""
+    ranks = [
+        batches(hls.stateful_dataloader(ds.shard(world_size, rank), 12 // world_size, workers))
+        for rank in range(world_size)
+    ]
+    steps = [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
+    assert steps == [sorted(step) for step in cut(ids(ds), 12)]
 
 
 def test_len_is_exact_and_torch_warns_of_nothing(ds):
@@ -615,7 +620,7 @@ def test_a_state_of_the_dataset_is_exact_in_a_fallback_or_refused(table, what, w
     ds = made()
     with in_process_workers():
         if workers:
-            with pytest.raises(ValueError, match=what.replace("batched map", "a batched map")):
+            with pytest.raises(ValueError, match=r"num_workers=2.*state of a loader"):
                 _load(ds, workers, state, how)
             return
         loader = _load(ds, workers, state, how)
