@@ -16,6 +16,7 @@ from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.merge import innermost_state, merge_state_dicts
 from hf_lance_stream.permutation import derive_key
 from hf_lance_stream.plan import check_int
+from hf_lance_stream.processes import WorkerInit
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.splits import check_divisible
 from hf_lance_stream.state import check_count, check_steps, differences, find_states, mapping
@@ -113,6 +114,8 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
             kwargs["generator"] = torch.Generator()
         if self._is_counted:
             kwargs["snapshot_every_n_steps"] = _NEVER
+        if num_workers:
+            kwargs["worker_init_fn"] = WorkerInit(kwargs.get("worker_init_fn"))
         shared = _sharing_batches(ds, batch_size)
         _check_workers(shared, num_workers)
         with warnings.catch_warnings():  # torchdata 0.11 calls what torch 2.13 deprecates

@@ -1,11 +1,15 @@
-"""Lance and forked processes.
+"""Lance and other processes: forked children, and workers whose parent has died.
 
 Lance's runtime has threads, and a forked child has none of them: whatever it reads hangs or
 crashes. So a child forked after Lance ran refuses to read, at once and in words.
 """
 
+import multiprocessing
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 _RUNTIME_THREADS = "lance"  # beginning of the names of the threads of Lance's runtimes
 
@@ -50,3 +54,30 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
+class WorkerInit:
+    """A `worker_init_fn` that ends a worker when the process that reads from it has died.
+
+    PyTorch's workers watch their parent's process id, which under forkserver is that of the
+    server; and the server lives as long as one of them. So they would outlive a killed job.
+
+    Args:
+        function: the user's `worker_init_fn`, called after that.
+    """
+
+    def __init__(self, function: Callable[[int], Any] | None) -> None:
+        self.function = function
+
+    def __call__(self, worker: int) -> None:
+        """Run in a worker, with its number, before it reads."""
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+        if self.function is not None:
+            self.function(worker)
+
+
+def _exit_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
