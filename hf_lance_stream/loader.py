@@ -24,7 +24,7 @@ from hf_lance_stream.wrappers import changes_rows, only_source, sources
 
 logger = logging.getLogger(__name__)
 
-_PRELOAD = ["torch", "datasets", "lance", "hf_lance_stream"]
+_PRELOAD = ["hf_lance_stream.preload"]
 _NEVER = 2**31  # snapshots of workers are not needed where batches are counted
 _DATA_PARALLEL_NAMES = ("dp", "data", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate")
 
@@ -199,7 +199,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
             return raw
         current, state = self._pass, {}
         if not self._is_counted:
-            state = self.dataset.state_dict()
+            state = _state_at_epoch(self.dataset)
         elif current is None or current.epoch != self.dataset.epoch:
             state = _Pass(self.dataset).state_dict(self.batch_size)
         else:
@@ -286,6 +286,13 @@ class _Pass:
         state = {k: dict(v) if type(v) is dict else v for k, v in self._state.items()}
         state["position"] = min(self._position + self.batches * batch_size, self._length)
         return {"examples_iterable": state, "epoch": self.epoch}
+
+
+def _state_at_epoch(ds: LanceIterableDataset) -> dict[str, Any]:
+    """The state of the pass of the dataset's epoch, also when one of another epoch runs."""
+    if ds._state_dict["epoch"] == ds.epoch:
+        return ds.state_dict()
+    return {"examples_iterable": ds.prepared_source().state_dict(), "epoch": ds.epoch}
 
 
 def _sharing_batches(ds: LanceIterableDataset, batch_size: int) -> LanceIterableDataset:
@@ -430,14 +437,14 @@ def data_parallel_rank(mesh: DeviceMesh, *names: str) -> tuple[int, int]:
         mesh: the device mesh.
         names: names of its data-parallel dimensions, the slowest first. Default: those among
             "dp", "data", "ddp", "fsdp", "dp_replicate", "dp_shard" and "replicate", or the only
-            dimension there is.
+            dimension there is, if it has no name.
 
     Raises:
         ValueError: the mesh has no dimension of that name, or none that looks data-parallel.
     """
     known = mesh.mesh_dim_names or ()
     chosen = names or tuple(name for name in known if name in _DATA_PARALLEL_NAMES)
-    if not chosen and mesh.ndim == 1:
+    if not chosen and mesh.ndim == 1 and not known:
         return mesh.get_local_rank(), mesh.size()
     unknown = [name for name in chosen if name not in known]
     if unknown or not chosen:

@@ -148,6 +148,11 @@ def _merge_splits(ranks: list[RankState], whole: Plan, all_ranks_level: bool) ->
         group = counts[counts >= 0]
         if num_splits % group.size or len(ranks) > 1:
             raise ValueError("`all_ranks_level` needs the state of exactly one rank")
+        if any(isinstance(state.get("consumed"), str) for state in ranks[0].states):
+            raise ValueError(
+                "`all_ranks_level` cannot be true: this run went on from a state in which the "
+                "splits were not level; merge the states of all ranks"
+            )
         counts = np.tile(group, num_splits // group.size)
     elif missing.size:
         raise ValueError(_missing(ranks, missing, num_splits))

@@ -25,16 +25,20 @@ class Start:
         consumed: rows of each of its splits that are done, int64; None for none. For natural
             shards, which come one after the other, one number.
         position: rows of `plan` that are done too.
+        is_level: whether all splits of the epoch, those of other ranks too, started level.
     """
 
     plan: Plan
     consumed: Int64Array | None = None
     position: int = 0
+    is_level: bool = True
 
     def write_to(self, state: dict[str, Any]) -> None:
         """Make `state`, in place, that of this reader at this place."""
         state["part"] = self.plan.part()
-        state["consumed"] = None if self.consumed is None else counts_to_text(self.consumed)
+        state["consumed"] = None
+        if self.consumed is not None:
+            state["consumed"] = counts_to_text(self.consumed, is_level=self.is_level)
         state["position"] = self.position
 
 
@@ -58,19 +62,21 @@ def start_from(state: Mapping[str, Any], fingerprint: Mapping[str, Any], plan: P
     part, mine = mapping(state, "part"), plan.part()
     if is_at_start(state):
         return Start(plan=plan)
+    is_level = not isinstance(state.get("consumed"), str)
     if dict(part) == mine:
         consumed = consumed_of(state, plan)
         resumed = plan.resumed(consumed)
         position = check_count(state, "position", high=len(resumed))
-        return Start(plan=resumed, consumed=consumed, position=position)
+        return Start(plan=resumed, consumed=consumed, position=position, is_level=is_level)
     if part.get("worker") is None and part.get("ranges") == mine["ranges"]:
         whole = _plan_of_part(part, plan)
         if whole is not None:
             counts = advanced(state, whole)
+            is_level = is_level and bool((counts == counts[:1]).all())
             if isinstance(plan.stream, SplitStream):
                 first = check_count(part, "start")
                 counts = counts[plan.stream.start - first : plan.stream.stop - first]
-            return Start(plan=plan.resumed(counts), consumed=counts)
+            return Start(plan=plan.resumed(counts), consumed=counts, is_level=is_level)
     raise ValueError(
         f"the state is that of {part_in_words(part)}, this reader has {part_in_words(mine)}: "
         + (

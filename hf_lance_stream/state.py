@@ -188,16 +188,17 @@ def mapping(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def counts_to_text(counts: Int64Array) -> int | str | None:
+def counts_to_text(counts: Int64Array, *, is_level: bool = True) -> int | str | None:
     """Counts, one of each split, as a short JSON scalar; None for nothing but zeros.
 
-    Unequal counts become ``"least+more,more,…"``, some bytes per split.
+    Unequal counts become ``"least+more,more,…"``, some bytes per split. So do equal ones if
+    those of other ranks are not (`is_level` False).
     """
-    if not counts.any():
+    if not counts.size:
         return None
     least = int(counts.min())
-    if (counts == least).all():
-        return least
+    if is_level and (counts == least).all():
+        return least or None
     return f"{least}+" + ",".join(map(str, (counts - least).tolist()))
 
 

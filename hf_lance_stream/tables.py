@@ -51,7 +51,7 @@ def _tables(patterns: list[Any], data_dir: str | None) -> list[str]:
     tables: list[str] = []
     for pattern in patterns:
         for uri in _matches(pattern, data_dir):
-            in_full = str(pattern).rstrip("/").endswith(uri.rpartition("/")[2])
+            in_full = PurePosixPath(str(pattern)).name == PurePosixPath(uri).name
             if in_full or uri not in tables:
                 tables.append(uri)
     return tables
