@@ -312,6 +312,8 @@ class LanceIterableDataset(IterableDataset):  # type: ignore[misc]
             # The rest is empty. Who knows that may never ask for a row, and so end the pass.
             self._starting_state_dict = None
             return iter(())
+        # Loaders ask for the state before the first row: not for that of the last pass.
+        self._prepare_ex_iterable_for_iteration()
         return self._one_pass(super().__iter__())
 
     def iter(self, batch_size: int, drop_last_batch: bool = False) -> Iterator[Any]:

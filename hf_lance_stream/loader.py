@@ -108,7 +108,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         self._is_counted = changes_rows(ds._ex_iterable) is None
         self._pass: _Pass | None = None  # the running pass, or the last one
         self._finished_state: dict[str, Any] | None = None  # loaded: the next pass is empty
-        self._initial_epoch: int | None = None  # of workers started to tell their state
+        self._initial_epoch: int | None = None  # of the pass that workers were started for
         self._seeds_itself = kwargs.get("generator") is None
         if self._seeds_itself:
             kwargs["generator"] = torch.Generator()
@@ -153,7 +153,8 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
             self._finished_state = None
         waiting = self.next_iter_state
         is_other = waiting is not None and _epoch_of(waiting) != self.dataset.epoch
-        if is_other or (self._initial_iter_for_state_dict and not self._is_counted):
+        is_begun = self._initial_iter_for_state_dict and self._initial_epoch != self.dataset.epoch
+        if is_other or is_begun:
             self._restart({})
 
     def _restart(self, raw: dict[str, Any]) -> None:
@@ -163,16 +164,20 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         ds = self.dataset
-        if self._asks_workers and self._initial_epoch != ds.epoch:
-            self._let_go_of_other_epochs()
+        if self._asks_workers:
+            if self._initial_epoch != ds.epoch:
+                self._let_go_of_other_epochs()
+            running = self._iterator is not None and not self._iterator._finished
+            if running and self.next_iter_state is None and not self._initial_iter_for_state_dict:
+                self._restart({})  # persistent workers would go on with the pass that was left
+            self._initial_epoch = ds.epoch
         if self._seeds_itself:  # not the global generator, whose draws a resume would shift
             self.generator.manual_seed(derive_key(torch.initial_seed(), ds.epoch) >> 1)
         if self._finished_state is not None:
             self._finished_state = None
             return iter(())
-        running = _Pass(ds) if self._is_counted else None
-        self._pass = running
-        return self._count(super().__iter__(), running)
+        self._pass = _Pass(ds) if self._is_counted else None
+        return self._count(super().__iter__(), self._pass)
 
     def _count(self, batches: Iterator[Any], running: "_Pass | None") -> Iterator[Any]:
         for batch in batches:
@@ -193,9 +198,10 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         """
         if self._finished_state is not None:
             return deepcopy(self._finished_state)
-        if self._asks_workers:
-            raw: dict[str, Any] = super().state_dict()
+        is_other = self._iterator is not None and self._initial_epoch != self.dataset.epoch
+        if self._asks_workers and not is_other:  # or a pass of another epoch runs
             self._initial_epoch = self.dataset.epoch
+            raw: dict[str, Any] = super().state_dict()
             return raw
         current, state = self._pass, {}
         if not self._is_counted:
@@ -227,9 +233,8 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         else:
             self._check_saved_workers(state_dict)
             if "examples_iterable" in state_dict:
-                self._refuse_dataset_state()
                 saved = {name: state_dict.get(name) for name in ("examples_iterable", "epoch")}
-                self.dataset.load_state_dict(saved)
+                self._load_dataset_state(saved)
             elif self._is_counted:
                 self.dataset.load_state_dict(merge_state_dicts([state_dict]))
             elif self._asks_workers and state_dict.get("_iterator_finished"):
@@ -252,6 +257,16 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
                 f"num_workers={self.num_workers}: load what hls.merge_state_dicts([...]) makes of "
                 "the states of all ranks"
             )
+
+    def _load_dataset_state(self, saved: dict[str, Any]) -> None:
+        before = self.dataset.epoch
+        self.dataset.load_state_dict(saved)
+        if not self._asks_workers:
+            return
+        self.dataset._starting_state_dict = None
+        if saved["examples_iterable"] != self.dataset.prepared_source().state_dict():
+            self.dataset.set_epoch(before)
+            self._refuse_dataset_state()
 
     def _refuse_dataset_state(self) -> None:
         if self._asks_workers:

@@ -5,7 +5,6 @@ states look like is taken from real ones.
 """
 
 import itertools
-import math
 import multiprocessing
 import pickle
 import tempfile
@@ -18,7 +17,7 @@ import pytest
 from datasets import Value, interleave_datasets
 from datasets.distributed import split_dataset_by_node
 from helpers import ids, make_table, through_json
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from in_process import in_process_workers
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -326,6 +325,125 @@ def test_case_10_a_state_moves_to_other_ranks_and_workers(tmp_path, saved_by, wo
             rest += itertools.chain(*batches(loader))
     assert len(seen) == 66
     assert sorted(seen + rest) == list(range(1000))
+
+
+# Everything a loader can be asked, in any order, against a model of two numbers.
+
+
+class Walk:
+    """A loader, and where the model says that it is."""
+
+    def __init__(self, make, orders):
+        self.make, self.orders = make, orders
+        self.saved = []
+        self.new()
+
+    def new(self):
+        self.loader = self.make()
+        self.epoch, self.loaded, self.done, self.iterator, self.left = 0, None, None, None, None
+
+    def set_epoch(self, epoch, on_dataset):
+        if epoch != self.epoch and epoch == self.left:
+            return  # back to the epoch of a pass that was left: nobody can say which is meant
+        (self.loader.dataset if on_dataset else self.loader).set_epoch(epoch)
+        if epoch != self.epoch:
+            self.loaded, self.done, self.iterator = None, None, None
+        self.epoch = epoch
+
+    def begin(self):
+        self.iterator, self.left = iter(self.loader), self.epoch
+        self.done = self.loaded or 0
+        if self.done == len(self.orders[self.epoch]):
+            self.loaded = None
+        self.go_on(1)
+
+    def open(self):
+        if self.loaded == len(self.orders[self.epoch]):
+            return  # an empty rest is over once it has been asked for
+        iter(self.loader)
+        self.done, self.iterator, self.left = None, None, None
+
+    def go_on(self, count):
+        if self.iterator is None:
+            return
+        expected = self.orders[self.epoch][self.done : self.done + count]
+        assert some(self.iterator, count) == expected
+        self.done += len(expected)
+        self.loaded = None
+
+    def save(self):
+        place = self.done if self.done is not None else self.loaded or 0
+        self.saved.append((through_json(self.loader.state_dict()), self.epoch, place))
+
+    def load(self, number):
+        if not self.saved:
+            return
+        state, self.epoch, self.loaded = self.saved[number % len(self.saved)]
+        self.loader.load_state_dict(state)
+        assert self.loader.dataset.epoch == self.epoch
+        self.done, self.iterator, self.left = None, None, None
+
+
+calls = st.one_of(
+    st.just(("new",)),
+    st.tuples(st.just("set_epoch"), st.integers(0, 2), st.booleans()),
+    st.just(("begin",)),
+    st.just(("open",)),
+    st.tuples(st.just("go_on"), st.integers(1, 5)),
+    st.just(("save",)),
+    st.tuples(st.just("load"), st.integers(0, 9)),
+)
+
+
+@pytest.fixture(scope="module")
+def walk_table(tmp_path_factory):
+    return make_table(tmp_path_factory.mktemp("walk") / "t.lance", 22, 10)
+
+
+@pytest.mark.parametrize("steps", ["none", "filter", "take", "batched map"])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_a_loader_does_what_it_is_asked_in_any_order(walk_table, steps, workers, persistent):
+    options = {"persistent_workers": True} if persistent else {}
+    change = {
+        "none": lambda ds: ds,
+        "filter": lambda ds: ds.filter(lambda row: row["id"] % 4),
+        "take": lambda ds: ds.take(17),
+        "batched map": lambda ds: ds.map(lambda rows: rows, batched=True, batch_size=3),
+    }[steps]
+
+    def make():
+        ds = change(hls.from_lance(walk_table, num_splits=4, shuffle_seed=1, tail="keep"))
+        return hls.stateful_dataloader(ds, 5, workers, **options)
+
+    orders = []
+    with in_process_workers():
+        for epoch in range(3):
+            loader = make()
+            loader.set_epoch(epoch)
+            orders.append(batches(loader))
+    assert orders[0] != orders[1] or steps == "take"  # whose order is frozen
+
+    @settings(deadline=None, max_examples=30, derandomize=True)
+    @given(st.lists(calls, min_size=5, max_size=20))
+    @example([("begin",), ("save",), ("load", 0), ("save",), ("set_epoch", 0, False)])
+    @example([("begin",), ("save",), ("load", 0), ("open",), ("save",), ("new",), ("load", 1)])
+    @example([("begin",), ("set_epoch", 1, False), ("save",), ("load", 0)])
+    @example([("begin",), ("go_on", 5), ("set_epoch", 1, True), ("save",), ("new",), ("load", 0)])
+    @example([("begin",), ("go_on", 2), ("begin",), ("save",), ("load", 0)])
+    @example([("begin",), ("go_on", 9), ("save",), ("begin",), ("save",), ("load", 1)])
+    @example([("begin",), ("go_on", 9), ("save",), ("load", 0), ("save",), ("new",), ("load", 1)])
+    @example([("begin",), ("go_on", 3), ("save",), ("load", 0), ("set_epoch", 2, True)])
+    def run(chosen):
+        with in_process_workers():
+            walk = Walk(make, orders)
+            for name, *arguments in chosen:
+                getattr(walk, name)(*arguments)
+            walk.begin()
+            walk.go_on(100)
+            walk.begin()
+            walk.go_on(100)
+
+    run()
 
 
 # Case 13 to 15.
@@ -721,9 +839,3 @@ def test_an_empty_rest_moves_too(small):
             loader = hls.stateful_dataloader(small, 8, workers)
             loader.load_state_dict(merged)
             assert [batches(loader) for _ in range(3)] == [[], full, full]
-
-
-def test_math_of_the_grid():
-    """The sizes of the issue: 50 steps."""
-    assert math.lcm(*WORLD_SIZES) == GRID["num_splits"]
-    assert GLOBAL_BATCH * 50 == 2400

@@ -486,11 +486,24 @@ def test_the_state_of_one_rank_stands_for_all_that_are_level(table, rank, start)
     check_rest([batches(loader)], start + 3)
 
 
-def test_one_rank_does_not_stand_for_ranks_that_started_at_other_rows(table):
-    """All four did one step of 4 rows, but what they went on from had uneven splits."""
+@pytest.fixture(scope="module")
+def uneven(table):
+    """A portable state of splits of which, of each half, the first eight are a row ahead."""
     loaders = [rank_loader(table, rank, 2, global_batch=16) for rank in range(2)]
     advance(loaders, 1)
-    uneven = hls.merge_state_dicts([loader.state_dict() for loader in loaders])
+    return hls.merge_state_dicts([loader.state_dict() for loader in loaders])
+
+
+def test_the_state_of_a_rank_that_has_read_nothing_yet_is_not_that_of_another_rank(table, uneven):
+    """Of six ranks the splits of number 2 are untouched, those of number 0 are not."""
+    second, first = rank_loader(table, 2, 6), rank_loader(table, 0, 6)
+    second.load_state_dict(uneven)
+    with pytest.raises(ValueError, match="merge_state_dicts"):
+        first.load_state_dict(second.state_dict())
+
+
+def test_one_rank_does_not_stand_for_ranks_that_started_at_other_rows(table, uneven):
+    """All four did one step of 4 rows, but what they went on from had uneven splits."""
     loaders = [rank_loader(table, rank, 4, global_batch=16) for rank in range(4)]
     for loader in loaders:
         loader.load_state_dict(uneven)
