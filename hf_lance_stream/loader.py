@@ -171,6 +171,8 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
             if running and self.next_iter_state is None and not self._initial_iter_for_state_dict:
                 self._restart({})  # persistent workers would go on with the pass that was left
             self._initial_epoch = ds.epoch
+        if self.num_workers and self._iterator is not None and ds._starting_state_dict is not None:
+            self._restart({})  # living workers do not have the state that was loaded
         if self._seeds_itself:  # not the global generator, whose draws a resume would shift
             self.generator.manual_seed(derive_key(torch.initial_seed(), ds.epoch) >> 1)
         if self._finished_state is not None:
