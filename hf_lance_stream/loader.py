@@ -108,6 +108,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         self._is_counted = changes_rows(ds._ex_iterable) is None
         self._pass: _Pass | None = None  # the running pass, or the last one
         self._finished_state: dict[str, Any] | None = None  # loaded: the next pass is empty
+        self._loaded_raw: dict[str, Any] | None = None  # torchdata's, until a batch has come of it
         self._initial_epoch: int | None = None  # of the pass that workers were started for
         self._seeds_itself = kwargs.get("generator") is None
         if self._seeds_itself:
@@ -151,6 +152,9 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         finished = self._finished_state
         if finished is not None and _epoch_of(finished) != self.dataset.epoch:
             self._finished_state = None
+        loaded = self._loaded_raw
+        if loaded is not None and _epoch_of(loaded) != self.dataset.epoch:
+            self._loaded_raw = None
         waiting = self.next_iter_state
         is_other = waiting is not None and _epoch_of(waiting) != self.dataset.epoch
         is_begun = self._initial_iter_for_state_dict and self._initial_epoch != self.dataset.epoch
@@ -169,7 +173,8 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
                 self._let_go_of_other_epochs()
             running = self._iterator is not None and not self._iterator._finished
             if running and self.next_iter_state is None and not self._initial_iter_for_state_dict:
-                self._restart({})  # persistent workers would go on with the pass that was left
+                # Persistent workers would go on with the pass that was left.
+                self._restart(dict(self._loaded_raw or {}))
             self._initial_epoch = ds.epoch
         if self.num_workers and self._iterator is not None and ds._starting_state_dict is not None:
             self._restart({})  # living workers do not have the state that was loaded
@@ -183,13 +188,13 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
 
     def _count(self, batches: Iterator[Any], running: "_Pass | None") -> Iterator[Any]:
         for batch in batches:
-            if self.num_workers:
-                self.dataset._starting_state_dict = None  # the workers have gone on from it
+            if self.num_workers:  # the workers have gone on from what was loaded
+                self.dataset._starting_state_dict = self._loaded_raw = None
             if running is not None:
                 running.batches += 1
             yield batch
         if self.num_workers:
-            self.dataset._starting_state_dict = None
+            self.dataset._starting_state_dict = self._loaded_raw = None
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was yielded.
@@ -248,7 +253,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
             if raw or finished:
                 _check_worker_states(state_dict, self.dataset)
                 self.dataset.set_epoch(_epoch_of(state_dict))
-        self._pass, self._finished_state = None, finished
+        self._pass, self._finished_state, self._loaded_raw = None, finished, dict(raw) or None
         self._restart(dict(raw))
 
     def _check_saved_workers(self, state_dict: Mapping[str, Any]) -> None:
