@@ -16,7 +16,7 @@ from datasets.data_files import DataFilesDict, DataFilesList
 from datasets.load import DatasetModule, PackagedDatasetModuleFactory
 
 from hf_lance_stream.dataset import LanceIterableDataset
-from hf_lance_stream.examples import LanceExamplesIterable
+from hf_lance_stream.examples import DEFAULT_READ_BUDGET, LanceExamplesIterable
 from hf_lance_stream.factory import dataset_of, examples_of
 from hf_lance_stream.features import features_of
 from hf_lance_stream.plan import Options, check_int
@@ -51,6 +51,7 @@ class LanceStreamConfig(datasets.BuilderConfig):  # type: ignore[misc]
     rank: int | None = None
     world_size: int | None = None
     batch_size: int | None = None
+    read_budget: int = DEFAULT_READ_BUDGET
 
 
 class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
@@ -135,7 +136,14 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
 
     def _examples(self, source: Source) -> LanceExamplesIterable:
         config = self.config
-        return examples_of(source, self._options, config.features, config.rank, config.world_size)
+        return examples_of(
+            source,
+            self._options,
+            config.features,
+            config.rank,
+            config.world_size,
+            config.read_budget,
+        )
 
     def _as_streaming_dataset_single(
         self, splits_generator: datasets.SplitGenerator, decode_num_threads: int | None = None

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import torch.utils.data
 from datasets import Features
-from datasets.formatting import PythonFormatter
 from datasets.iterable_dataset import _BaseExamplesIterable
 from datasets.table import table_cast
 
+from hf_lance_stream.convert import Converter
 from hf_lance_stream.permutation import ORDER_VERSION, SEED_LIMIT
 from hf_lance_stream.plan import Options, Plan, Reshard, Role, Shard, Step, check_int, make_plan
 from hf_lance_stream.reader import read_ahead
@@ -28,11 +28,19 @@ from hf_lance_stream.resume import start_from
 from hf_lance_stream.source import Source
 from hf_lance_stream.splits import check_divisible, suggest_num_splits
 from hf_lance_stream.state import LiveState, fingerprint_text, new_state
+from hf_lance_stream.stats import StatsBoard
 
 logger = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 8 << 20  # read at a time; three chunks are in memory
-_CHUNK_ROWS = (16, 4096)  # bounds of the same in rows
+DEFAULT_READ_BUDGET = 64 << 20
+"""Bytes read ahead by default."""
+
+_CHUNK_BYTES = 8 << 20  # read at a time; less if the budget does not hold four
+_CHUNK_ROWS = 8192  # at most, so that the first of many small rows comes soon
+
+_BLOCK_ROWS = 256  # converted at a time
+_LOCAL_THREADS = 2  # one reading while another converts; more gained nothing on two cores
+_REMOTE_THREADS = 16  # to hide the latency of an object store
 
 _divided_as: ContextVar[str | None] = ContextVar("_divided_as", default=None)
 
@@ -71,6 +79,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         options: how they are ordered and cut.
         table_features: features of the columns of `source`.
         steps: sharding and resharding done so far.
+        read_budget: bytes read ahead.
     """
 
     def __init__(
@@ -79,10 +88,13 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         options: Options,
         table_features: Features,
         steps: tuple[Step, ...] = (),
+        read_budget: int = DEFAULT_READ_BUDGET,
     ) -> None:
         super().__init__()
         self.source = source
         self.table_features = table_features
+        self.read_budget = read_budget
+        self.stats = StatsBoard()
         self._options = options
         self._steps = steps
         self._shuffle: np.random.Generator | None = None
@@ -139,7 +151,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
 
     def shuffle_data_sources(self, generator: np.random.Generator) -> "LanceExamplesIterable":
         """Take a shuffle that may yet turn out to be an epoch; see the class."""
-        new = self.with_options(self.options)
+        new = self._changed(self.options, self._steps)
         new._shuffle = generator
         return new
 
@@ -182,12 +194,19 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
 
     def with_options(self, options: Options) -> "LanceExamplesIterable":
         """A copy with other options, nothing read yet."""
-        return LanceExamplesIterable(self.source, options, self.table_features, self._steps)
+        return self._changed(options, self._steps)
 
     def with_steps(self, *steps: Step) -> "LanceExamplesIterable":
         """A copy with other steps, nothing read yet."""
-        new = LanceExamplesIterable(self.source, self.options, self.table_features, steps)
+        new = self._changed(self.options, steps)
         _ = new.plan  # so that an impossible split is refused here
+        return new
+
+    def _changed(self, options: Options, steps: tuple[Step, ...]) -> "LanceExamplesIterable":
+        new = LanceExamplesIterable(
+            self.source, options, self.table_features, steps, self.read_budget
+        )
+        new.stats = self.stats
         return new
 
     # State.
@@ -219,9 +238,8 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         return self._state_dict
 
     def _chunk_rows(self) -> int:
-        low, high = _CHUNK_ROWS
-        target = min(max(_CHUNK_BYTES // self.source.row_bytes, low), high)
-        return self.plan.chunk_rows(target)
+        size = min(_CHUNK_BYTES, self.read_budget // 4)
+        return self.plan.chunk_rows(min(max(size // self.source.row_bytes, 1), _CHUNK_ROWS))
 
     # Iteration.
 
@@ -243,16 +261,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             yield stop, table
 
     def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        formatter = PythonFormatter()
-        for stop, table in self._chunks():
-            batch = formatter.format_batch(table)
-            names = list(batch)
-            position = stop - table.num_rows
-            for values in zip(*batch.values(), strict=True):
-                position += 1
-                if self._state_dict is not None:
-                    self._state_dict["position"] = position
-                yield position, dict(zip(names, values, strict=True))
+        return rows_of(self._chunks(), Converter(None), self._state_dict)
 
     def _chunks(self) -> Iterator[tuple[int, pa.Table]]:
         """Tables from the current position on, each with the position after it."""
@@ -266,15 +275,44 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         log_tail(plan, str(source.name))
         schema = self.table_features.arrow_schema
 
-        def read(start: int, stop: int) -> pa.Table:
-            return _cast(source.read(plan.rows(start, stop)), schema)
+        counters = self.stats.counters()
 
-        return read_ahead(read, begin, len(plan), chunk or self._chunk_rows())
+        def read(start: int, stop: int) -> pa.Table:
+            table = _cast(source.read(plan.rows(start, stop)), schema)
+            counters.requested(source.new_requests())
+            return table
+
+        return read_ahead(
+            read,
+            begin,
+            len(plan),
+            chunk or self._chunk_rows(),
+            budget=self.read_budget,
+            num_threads=_REMOTE_THREADS if source.is_remote else _LOCAL_THREADS,
+            counters=counters,
+        )
 
     def __copy__(self) -> "LanceExamplesIterable":
         new = object.__new__(LanceExamplesIterable)
         new.__dict__.update(self.__dict__)
         return new
+
+
+def rows_of(
+    chunks: ArrowIterator, converter: Converter, state: dict[str, Any] | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of the chunks of a source, each with the position after it, which `state` gets.
+
+    They are converted a block at a time: then who keeps a row keeps no more than its block.
+    """
+    for stop, table in chunks:
+        position = stop - table.num_rows
+        for first in range(0, table.num_rows, _BLOCK_ROWS):
+            for row in converter.rows(table.slice(first, _BLOCK_ROWS)):
+                position += 1
+                if state is not None:
+                    state["position"] = position
+                yield position, row
 
 
 def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -6,7 +6,12 @@ from typing import Any
 from datasets import DatasetInfo, Features, NamedSplit
 
 from hf_lance_stream.dataset import LanceIterableDataset
-from hf_lance_stream.examples import LanceExamplesIterable, dividing_among_ranks, log_tail
+from hf_lance_stream.examples import (
+    DEFAULT_READ_BUDGET,
+    LanceExamplesIterable,
+    dividing_among_ranks,
+    log_tail,
+)
 from hf_lance_stream.features import features_of
 from hf_lance_stream.plan import Options, check_int
 from hf_lance_stream.source import Source, open_source
@@ -30,6 +35,7 @@ def from_lance(
     rank: int | None = None,
     world_size: int | None = None,
     batch_size: int | None = None,
+    read_budget: int = DEFAULT_READ_BUDGET,
     split: str | NamedSplit | None = None,
 ) -> LanceIterableDataset:
     """Stream Lance tables as a Hugging Face dataset.
@@ -63,6 +69,8 @@ def from_lance(
         batch_size: the batch size of a plain DataLoader that will read the dataset, so that its
             workers share whole batches: then the batches are the same for every num_workers.
             `stateful_dataloader` sets it by itself. Default: workers share splits.
+        read_budget: bytes that are read ahead of the consumer, at least 1; a stream takes at most
+            three times as much memory. Each DataLoader worker has its own. Default: 64 MiB.
         split: name of the Hugging Face split, such as "train".
 
     Returns:
@@ -96,7 +104,7 @@ def from_lance(
         storage_options=storage_options,
         with_row_id=with_row_id,
     )
-    examples = examples_of(opened, options, features, rank, world_size)
+    examples = examples_of(opened, options, features, rank, world_size, read_budget)
     return dataset_of(examples, split=split, epoch=epoch)
 
 
@@ -106,9 +114,13 @@ def examples_of(
     features: Features | None,
     rank: int | None,
     world_size: int | None,
+    read_budget: int,
 ) -> LanceExamplesIterable:
     """The rows of `source` that a rank reads; an impossible split is refused here."""
-    examples = LanceExamplesIterable(source, options, features_of(source, features))
+    read_budget = check_int("read_budget", read_budget, 1, 2**62, " (bytes to read ahead)")
+    examples = LanceExamplesIterable(
+        source, options, features_of(source, features), read_budget=read_budget
+    )
     _ = examples.plan
     if (rank is None) != (world_size is None):
         raise ValueError(f"give both or neither: got rank={rank!r}, world_size={world_size!r}")

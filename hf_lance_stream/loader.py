@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from hf_lance_stream.dataset import LanceIterableDataset
@@ -119,12 +120,25 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
             kwargs["worker_init_fn"] = WorkerInit(kwargs.get("worker_init_fn"))
         shared = _sharing_batches(ds, batch_size)
         _check_workers(shared, num_workers)
+        self._builds_batches = (
+            self._is_counted
+            and kwargs.get("collate_fn") in (None, default_collate)
+            and shared.build_batches(batch_size, bool(kwargs.get("drop_last")))
+        )
+        if self._builds_batches:
+            kwargs["collate_fn"] = _as_built
         with warnings.catch_warnings():  # torchdata 0.11 calls what torch 2.13 deprecates
             warnings.filterwarnings("ignore", "'set_vital' is deprecated")
             super().__init__(shared, batch_size=batch_size, num_workers=num_workers, **kwargs)
         if shared._starting_state_dict is not None:
             self._refuse_dataset_state()
         _log_steps(shared, batch_size)
+
+    @property
+    def _auto_collation(self) -> bool:
+        # Private: torch's loaders and workers ask it whether to fetch rows and collate them, or
+        # to fetch what the dataset yields. A loader with a batch size collates, except here.
+        return not self._builds_batches
 
     @property
     def _asks_workers(self) -> bool:
@@ -282,6 +296,11 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
                 f"{changes_rows(self.dataset._ex_iterable)}: got num_workers={self.num_workers}; "
                 "load the state of a loader with as many workers, or use num_workers=0"
             )
+
+
+def _as_built(batch: Any) -> Any:
+    """The collate function of batches that are built as a whole."""
+    return batch
 
 
 class _Pass:

@@ -3,52 +3,76 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from time import perf_counter
 
-_NUM_THREADS = 2  # one reading while another converts; more gained nothing on two cores
+import pyarrow as pa
 
-T = TypeVar("T")
+from hf_lance_stream.stats import Counters
+
+MAX_CHUNKS = 16  # that are read, or wait for the consumer, beside the one it has
 
 
 def read_ahead(
-    read: Callable[[int, int], T], begin: int, end: int, chunk: int, depth: int = 2
-) -> Iterator[tuple[int, T]]:
+    read: Callable[[int, int], pa.Table],
+    begin: int,
+    end: int,
+    chunk: int,
+    *,
+    budget: int,
+    num_threads: int = 2,
+    counters: Counters | None = None,
+) -> Iterator[tuple[int, pa.Table]]:
     """Yield ``(stop, read(start, stop))`` for the chunks of ``[begin, end)``, in order.
 
     Chunks end at multiples of `chunk`, wherever the reading begins, so that a resumed reader
-    cuts its rows at the same places. At most `depth` chunks are read ahead. An error is raised
-    at the chunk it belongs to. Closing the iterator ends the threads.
+    cuts its rows at the same places. As many chunks are read ahead as the budget holds, at
+    least one, by the size of those read so far. An error is raised at the chunk it belongs to.
+    Closing the iterator ends the threads.
 
     Args:
         read: reads the rows ``[start, stop)``; called in other threads.
         begin: first row.
         end: one past the last row.
         chunk: rows per chunk, at least 1.
-        depth: chunks under way beside the one the consumer has.
+        budget: bytes that may be read ahead, at least 1.
+        num_threads: chunks read at the same time.
+        counters: where rows, bytes and times are counted.
     """
     if begin >= end:
         return
+    counters = counters or Counters()
     starts = iter([begin, *range((begin // chunk + 1) * chunk, end, chunk)])
-    pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="hf_lance_stream")
-    pending: deque[tuple[int, Future[T]]] = deque()
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hf_lance_stream")
+    pending: deque[tuple[int, Future[pa.Table]]] = deque()
+    largest, ahead = 0, 1  # it starts with little: the first row shall come soon
 
-    def submit() -> None:
-        start = next(starts, None)
-        if start is not None:
+    def submit(count: int) -> None:
+        while len(pending) < count and (start := next(starts, None)) is not None:
             stop = min(end, (start // chunk + 1) * chunk)
             pending.append((stop, pool.submit(read, start, stop)))
 
     try:
-        for _ in range(depth + 1):
-            submit()
+        submit(ahead)
         while pending:
+            asked = perf_counter()
             stop, future = pending.popleft()
-            result = future.result()
-            submit()
-            yield stop, result
-            del result, future  # the consumer is done with it
+            table = future.result()
+            given = perf_counter()
+            size = table.nbytes
+            largest = max(largest, size)
+            submit(min(ahead, MAX_CHUNKS, max(1, budget // max(1, largest))))
+            ahead *= 2
+            counters.add(table.num_rows, size, given - asked, _num_done(pending))
+            del future
+            yield stop, table
+            del table  # the consumer is done with it
+            counters.consumed(perf_counter() - given)
     finally:
         # Not `cancel_futures=True`: that fails when a suspended iterator is collected at exit.
         for _, waiting in pending:
             waiting.cancel()
         pool.shutdown(wait=True)
+
+
+def _num_done(pending: deque[tuple[int, Future[pa.Table]]]) -> int:
+    return sum(future.done() for _, future in pending)

@@ -101,6 +101,15 @@ class Source:
         digests = [table.files_digest for table in self.tables]
         return digests[0] if len(digests) == 1 else digests
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether reads go over a network, so that many should be under way at once."""
+        return any(table.is_remote for table in self.tables)
+
+    def new_requests(self) -> int:
+        """Reads of the storage since this was last asked, in this process."""
+        return sum(table.new_requests() for table in self.tables)
+
     @cached_property
     def row_bytes(self) -> int:
         """About how many bytes a row takes in memory, at least 1.

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import os
 import re
+import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import lance
 
 _OFFSET = "_rowoffset"  # Lance's number of a live row in scan order, which `take` counts in
+_counting = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,7 @@ class Table:
     version: int
     storage_options: dict[str, str] | None = field(default=None, repr=False)
     _handles: dict[int, "lance.LanceDataset"] = field(default_factory=dict, repr=False)
+    _requests: dict[int, int] = field(default_factory=dict, repr=False)
 
     @property
     def handle(self) -> "lance.LanceDataset":
@@ -55,6 +58,19 @@ class Table:
         if self.uri.startswith("file:///"):
             return os.path.realpath(self.uri.removeprefix("file://"))
         return without_password(self.uri)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the table is in an object store."""
+        scheme = urlsplit(self.uri).scheme if "://" in self.uri else "file"
+        return scheme not in ("file", "file-object-store", "memory")
+
+    def new_requests(self) -> int:
+        """Reads of the storage through this handle since this was last asked."""
+        with _counting:
+            before = self._requests.get(os.getpid(), 0)
+            count = self._requests[os.getpid()] = self.handle.io_stats_snapshot().read_iops
+        return int(count - before)
 
     @property
     def schema(self) -> pa.Schema:
@@ -130,6 +146,7 @@ class Table:
             "version": self.version,
             "storage_options": self.storage_options,
             "_handles": {},
+            "_requests": {},
         }
 
 

@@ -17,6 +17,7 @@ from datasets.iterable_dataset import (
     BufferShuffledExamplesIterable,
     FilteredExamplesIterable,
     FormattedExamplesIterable,
+    FormattingConfig,
     MappedExamplesIterable,
     RebatchedArrowExamplesIterable,
     RepeatExamplesIterable,
@@ -27,7 +28,8 @@ from datasets.iterable_dataset import (
     _BaseExamplesIterable,
 )
 
-from hf_lance_stream.examples import LanceExamplesIterable
+from hf_lance_stream.convert import FORMATS, Converter
+from hf_lance_stream.examples import LanceExamplesIterable, rows_of
 from hf_lance_stream.state import STATE_TYPE
 
 
@@ -70,18 +72,25 @@ class _Transparent(_BaseExamplesIterable):  # type: ignore[misc]
 
 
 class RowsIterable(_Transparent):
-    """Rows of an iterable as typed python objects, read in chunks, with an exact state.
+    """Rows of an iterable in the format asked for, read in chunks, with an exact state.
 
     It stands where `datasets` puts a one-row table per row: same rows, many times faster.
 
     Args:
-        ex_iterable: an iterable that `rows_below` accepts.
+        ex_iterable: an iterable that `rows_below` returned.
         row_features: the features its rows have.
+        converter: makes rows of its tables; None where it yields python rows that shall stay.
     """
 
-    def __init__(self, ex_iterable: _BaseExamplesIterable, row_features: Features) -> None:
+    def __init__(
+        self,
+        ex_iterable: _BaseExamplesIterable,
+        row_features: Features,
+        converter: Converter | None = None,
+    ) -> None:
         super().__init__(ex_iterable)
         self._row_features = row_features
+        self._converter = converter
 
     @property
     def is_typed(self) -> bool:
@@ -94,7 +103,38 @@ class RowsIterable(_Transparent):
         return self._row_features
 
     def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        yield from self.ex_iterable
+        if self._converter is None:
+            yield from self.ex_iterable
+            return
+        yield from rows_of(self.ex_iterable.iter_arrow(), self._converter, self._state_dict)
+
+    @property
+    def can_collate(self) -> bool:
+        """Whether batches can be made of its tables."""
+        return self._converter is not None
+
+    def collated(self, batch_size: int, drop_last: bool) -> "CollatedIterable":
+        """The same rows in batches, collated as torch would."""
+        assert self._converter is not None
+        tables = BatchesIterable(self.ex_iterable, batch_size, drop_last)
+        return CollatedIterable(tables, self._converter)
+
+
+class CollatedIterable(_Transparent):
+    """Batches of a loader, made at once from a table each, with an exact state.
+
+    Args:
+        ex_iterable: a `BatchesIterable`.
+        converter: makes batches of its tables.
+    """
+
+    def __init__(self, ex_iterable: "BatchesIterable", converter: Converter) -> None:
+        super().__init__(ex_iterable)
+        self._converter = converter
+
+    def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        for key, table in self.ex_iterable.iter_arrow():
+            yield key, self._converter.collated(table)
 
 
 class BatchesIterable(_Transparent):
@@ -270,25 +310,52 @@ def is_shuffled_as_a_whole(ex_iterable: _BaseExamplesIterable) -> bool:
 
 
 def rows_below(
-    ex_iterable: _BaseExamplesIterable, features: Features | None
-) -> _BaseExamplesIterable | None:
-    """What yields the same python rows as a formatted chain, without one table per row.
+    ex_iterable: _BaseExamplesIterable,
+    features: Features | None,
+    formatting: FormattingConfig | None,
+    token_per_repo_id: Any,
+    rows_of_batches: bool,
+) -> RowsIterable | None:
+    """What yields the same rows as a formatted chain, without one table per row.
 
     Args:
         ex_iterable: a chain as `datasets` prepares it to yield rows.
         features: the features its rows shall have.
+        formatting: the format they shall have.
+        token_per_repo_id: what the formatter may need to decode media.
+        rows_of_batches: see `Converter`.
 
     Returns:
-        The iterable below the formatting, or None where the formatting does more than convert:
-        when it casts, decodes media or adds columns.
+        The rows, or None where the formatting does more than convert: when it casts or adds
+        columns, or has a format that is not known here.
     """
+    below = _below_formatting(ex_iterable, features)
+    format_type = formatting.format_type if formatting else None
+    if below is None or format_type not in FORMATS:
+        return None
+    if not _yields_tables_of_source(below):
+        is_python = formatting is None and not require_decoding(features)
+        return RowsIterable(below, features) if is_python else None
+    converter = Converter(format_type, features, token_per_repo_id, rows_of_batches)
+    return RowsIterable(below, features, converter)
+
+
+def _below_formatting(
+    ex_iterable: _BaseExamplesIterable, features: Features | None
+) -> _BaseExamplesIterable | None:
+    """The iterable below a formatting that only converts its rows."""
     if isinstance(ex_iterable, FormattedExamplesIterable):
         ex_iterable = ex_iterable.ex_iterable
     if isinstance(ex_iterable, RebatchedArrowExamplesIterable):
         ex_iterable = ex_iterable.ex_iterable  # who asked for batches of rows drops the last one
-    if features is None or require_decoding(features):
-        return None
-    return ex_iterable if _row_features(ex_iterable) == features else None
+    return ex_iterable if _has_features(ex_iterable, features) else None
+
+
+def _has_features(ex_iterable: _BaseExamplesIterable, features: Features | None) -> bool:
+    found = _row_features(ex_iterable)
+    if found is None or features is None:
+        return False
+    return found == features and list(found) == list(features)
 
 
 def _row_features(ex_iterable: _BaseExamplesIterable) -> Features | None:
@@ -303,6 +370,13 @@ def _row_features(ex_iterable: _BaseExamplesIterable) -> Features | None:
     return below
 
 
+def _yields_tables_of_source(ex_iterable: _BaseExamplesIterable) -> bool:
+    """Whether it yields the tables of a source, whole, and has its state."""
+    while isinstance(ex_iterable, SelectColumnsIterable):
+        ex_iterable = ex_iterable.ex_iterable
+    return isinstance(ex_iterable, LanceExamplesIterable)
+
+
 def batch_exactly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
     """The same chain, with `BatchesIterable` where `datasets` cuts a source into batches."""
     if isinstance(ex_iterable, FormattedExamplesIterable):
@@ -311,10 +385,7 @@ def batch_exactly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
         return new
     if not isinstance(ex_iterable, RebatchedArrowExamplesIterable):
         return ex_iterable
-    below = ex_iterable.ex_iterable
-    while isinstance(below, SelectColumnsIterable):
-        below = below.ex_iterable
-    if not isinstance(below, LanceExamplesIterable):
+    if not _yields_tables_of_source(ex_iterable.ex_iterable):
         return ex_iterable
     return BatchesIterable(
         ex_iterable.ex_iterable, ex_iterable.batch_size, ex_iterable.drop_last_batch
@@ -324,17 +395,29 @@ def batch_exactly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
 def read_rows_directly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesIterable:
     """The same chain, with `RowsIterable` where a map or filter gets one table per row.
 
-    Where it needs tables, for a format or to decode media, they come from `BatchesIterable`.
+    Where it needs tables, for a table format or a cast, they come from `BatchesIterable`.
     """
     if not isinstance(ex_iterable, MappedExamplesIterable):
         return ex_iterable
     formatted = ex_iterable.ex_iterable
     if not isinstance(formatted, FormattedExamplesIterable):
         return ex_iterable
-    rows = None if formatted.formatting else rows_below(formatted, formatted.features)
+    tables = formatted.ex_iterable
+    is_by_row = getattr(tables, "batch_size", 1) == 1  # a format may change with the batch
+    rows = None
+    if formatted.formatting is None or is_by_row:
+        rows = rows_below(
+            formatted,
+            formatted.features,
+            formatted.formatting,
+            formatted.token_per_repo_id,
+            rows_of_batches=True,
+        )
     new = copy(ex_iterable)
-    if rows is None:
-        new.ex_iterable = batch_exactly(formatted)
-    else:
-        new.ex_iterable = RowsIterable(rows, formatted.features)
+    new.ex_iterable = rows or batch_exactly(formatted)
     return new
+
+
+def only_converts(ex_iterable: _BaseExamplesIterable, features: Features | None) -> bool:
+    """Whether a dataset's rows are those of the tables of a source, but for their format."""
+    return _yields_tables_of_source(ex_iterable) and _has_features(ex_iterable, features)

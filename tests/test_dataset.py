@@ -153,7 +153,7 @@ def test_case_9_resuming_reads_as_much_at_the_end_as_at_the_start(tmp_path, monk
         counts.append(sum(read))
     # How many of the chunks read ahead were begun before the close is a matter of timing.
     assert min(counts) >= 1
-    assert max(counts) <= 4 * 4096
+    assert max(counts) - min(counts) <= 8192  # one read
 
 
 @pytest.mark.parametrize("format_type", [None, "torch", "numpy", "arrow", "pandas"])

@@ -177,11 +177,18 @@ def test_the_chains_that_are_read_directly_have_the_known_shape(tmp_path):
 
 def test_ours_stand_where_they_should(tmp_path):
     ds = hls.from_lance(make_table(tmp_path / "t.lance", 10, 5))
-    assert isinstance(ds._prepare_ex_iterable_for_iteration(), examples.LanceExamplesIterable)
+    prepared = ds._prepare_ex_iterable_for_iteration()
+    assert isinstance(prepared, RowsIterable)
+    assert isinstance(prepared.ex_iterable, examples.LanceExamplesIterable)
     assert isinstance(ds.map(lambda row: row)._ex_iterable.ex_iterable, RowsIterable)
     assert isinstance(ds.filter(lambda row: True)._ex_iterable.ex_iterable, RowsIterable)
-    formatted = ds.with_format("torch")._prepare_ex_iterable_for_iteration(4)
-    assert isinstance(formatted.ex_iterable, BatchesIterable)
+    formatted = ds.with_format("torch")
+    assert isinstance(formatted._prepare_ex_iterable_for_iteration(), RowsIterable)
+    assert isinstance(formatted.map(lambda row: row)._ex_iterable.ex_iterable, RowsIterable)
+    batched = formatted.map(lambda rows: rows, batched=True)._ex_iterable.ex_iterable
+    assert isinstance(batched.ex_iterable, BatchesIterable)
+    tables = ds.with_format("arrow")._prepare_ex_iterable_for_iteration(4)
+    assert isinstance(tables.ex_iterable, BatchesIterable)
 
 
 def test_the_private_names_of_a_dataset_are_there(ds):

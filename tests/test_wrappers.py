@@ -35,7 +35,7 @@ def table(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(examples, "_CHUNK_ROWS", (8, CHUNK_ROWS))
+    monkeypatch.setattr(examples, "_CHUNK_ROWS", CHUNK_ROWS)
 
 
 SOURCES = {
