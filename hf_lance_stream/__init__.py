@@ -3,20 +3,20 @@
 Importing the package registers the builder ``"lance_stream"`` with `datasets`.
 """
 
+import importlib
+
 from hf_lance_stream.builder import register
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.factory import from_lance
-from hf_lance_stream.loader import (
-    PortableState,
-    data_parallel_rank,
-    gather_state_dict,
-    stateful_dataloader,
-)
+from hf_lance_stream.loader import stateful_dataloader
 from hf_lance_stream.merge import merge_state_dicts
+from hf_lance_stream.ranks import PortableState, data_parallel_rank, gather_state_dict
+from hf_lance_stream.stats import ReadStats
 
 __all__ = [
     "LanceIterableDataset",
     "PortableState",
+    "ReadStats",
     "data_parallel_rank",
     "from_lance",
     "gather_state_dict",
@@ -27,3 +27,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 register()
+
+
+def __getattr__(name: str) -> object:
+    if name == "trainer":  # imports transformers, which not everybody needs or has
+        return importlib.import_module("hf_lance_stream.trainer")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

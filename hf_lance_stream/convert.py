@@ -4,6 +4,7 @@ The values and types are those of the formatters of `datasets`, which convert ev
 itself. A column that is not converted faster here is given to them.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -93,6 +94,7 @@ class Converter:
         return features is not None and bool(features._column_requires_decoding.get(name))
 
 
+@functools.cache
 def _kind_of(arrow_type: pa.DataType) -> str:
     """Which conversion a type has, by the names of the tables below; "" for none."""
     types = pa.types

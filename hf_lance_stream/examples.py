@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +19,15 @@ from datasets import Features
 from datasets.iterable_dataset import _BaseExamplesIterable
 from datasets.table import table_cast
 
+from hf_lance_stream.chunks import LARGE_ROW, Chunk, read_chunk
 from hf_lance_stream.convert import Converter
-from hf_lance_stream.permutation import ORDER_VERSION, SEED_LIMIT
+from hf_lance_stream.permutation import ORDER_VERSION
 from hf_lance_stream.plan import Options, Plan, Reshard, Role, Shard, Step, check_int, make_plan
 from hf_lance_stream.reader import read_ahead
 from hf_lance_stream.resume import start_from
+from hf_lance_stream.shards import NumShards, seed_of
 from hf_lance_stream.source import Source
-from hf_lance_stream.splits import check_divisible, suggest_num_splits
+from hf_lance_stream.splits import check_divisible
 from hf_lance_stream.state import LiveState, fingerprint_text, new_state
 from hf_lance_stream.stats import StatsBoard
 
@@ -36,11 +37,16 @@ DEFAULT_READ_BUDGET = 64 << 20
 """Bytes read ahead by default."""
 
 _CHUNK_BYTES = 8 << 20  # read at a time; less if the budget does not hold four
+_LARGE_CHUNK_BYTES = 16 << 20  # the same for large rows, so that runs of them are read
 _CHUNK_ROWS = 8192  # at most, so that the first of many small rows comes soon
 
 _BLOCK_ROWS = 256  # converted at a time
-_LOCAL_THREADS = 2  # one reading while another converts; more gained nothing on two cores
-_REMOTE_THREADS = 16  # to hide the latency of an object store
+_THREADS = {  # chunks read at the same time, by (is_remote, is_large); measured on two cores
+    (False, False): 2,
+    (False, True): 4,
+    (True, False): 16,  # to hide the latency of an object store
+    (True, True): 16,
+}
 
 _divided_as: ContextVar[str | None] = ContextVar("_divided_as", default=None)
 
@@ -100,6 +106,8 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         self._shuffle: np.random.Generator | None = None
         self._plan: Plan | None = None
         self._sleep_on_threads_shutdown = False
+        self.is_read_by_rows = False
+        """Whether the consumer keeps the position: it gets chunks, shorter ones before an error."""
 
     # What `datasets` asks for before it iterates.
 
@@ -142,7 +150,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         worker = torch.utils.data.get_worker_info()
         if worker is not None and self.options.batch_size is not None:
             shown = max(shown, worker.num_workers)
-        return _NumShards(
+        return NumShards(
             shown,
             divided=plan.num_shards,
             rows=plan.order.rows,
@@ -238,7 +246,8 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         return self._state_dict
 
     def _chunk_rows(self) -> int:
-        size = min(_CHUNK_BYTES, self.read_budget // 4)
+        is_large = self.source.row_bytes >= LARGE_ROW
+        size = min(_LARGE_CHUNK_BYTES if is_large else _CHUNK_BYTES, self.read_budget // 4)
         return self.plan.chunk_rows(min(max(size // self.source.row_bytes, 1), _CHUNK_ROWS))
 
     # Iteration.
@@ -254,17 +263,18 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             self._state_dict["chunk_rows"] = self._chunk_rows()
         return self._tables()
 
-    def _tables(self) -> ArrowIterator:
-        for stop, table in self._chunks():
+    def _tables(self) -> Iterator[tuple[int, Any]]:
+        for stop, chunk in self._chunks():
             if self._state_dict is not None:
                 self._state_dict["position"] = stop
-            yield stop, table
+            yield stop, chunk if self.is_read_by_rows else chunk.to_table()
 
     def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        self.is_read_by_rows = True
         return rows_of(self._chunks(), Converter(None), self._state_dict)
 
-    def _chunks(self) -> Iterator[tuple[int, pa.Table]]:
-        """Tables from the current position on, each with the position after it."""
+    def _chunks(self) -> Iterator[tuple[int, Chunk]]:
+        """Chunks from the current position on, each with the position after it."""
         plan, source = self.plan, self.source
         begin, chunk, state = 0, None, self._state_dict
         if state is not None:
@@ -277,10 +287,16 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
 
         counters = self.stats.counters()
 
-        def read(start: int, stop: int) -> pa.Table:
-            table = _cast(source.read(plan.rows(start, stop)), schema)
+        is_large = source.row_bytes >= LARGE_ROW
+
+        def read(start: int, stop: int) -> Chunk:
+            found = read_chunk(
+                lambda rows: _cast(source.read(rows), schema),
+                plan.rows(start, stop),
+                in_runs=is_large,
+            )
             counters.requested(source.new_requests())
-            return table
+            return found
 
         return read_ahead(
             read,
@@ -288,9 +304,13 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             len(plan),
             chunk or self._chunk_rows(),
             budget=self.read_budget,
-            num_threads=_REMOTE_THREADS if source.is_remote else _LOCAL_THREADS,
+            num_threads=_THREADS[source.is_remote, is_large],
             counters=counters,
+            up_to_errors=self.is_read_by_rows,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_plan": None}  # which grows with the fragments
 
     def __copy__(self) -> "LanceExamplesIterable":
         new = object.__new__(LanceExamplesIterable)
@@ -299,16 +319,16 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
 
 
 def rows_of(
-    chunks: ArrowIterator, converter: Converter, state: dict[str, Any] | None
+    chunks: Iterator[tuple[int, Chunk]], converter: Converter, state: dict[str, Any] | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of the chunks of a source, each with the position after it, which `state` gets.
 
     They are converted a block at a time: then who keeps a row keeps no more than its block.
     """
-    for stop, table in chunks:
-        position = stop - table.num_rows
-        for first in range(0, table.num_rows, _BLOCK_ROWS):
-            for row in converter.rows(table.slice(first, _BLOCK_ROWS)):
+    for stop, chunk in chunks:
+        position = stop - chunk.num_rows
+        for block in chunk.blocks(1 if chunk.is_large else _BLOCK_ROWS):
+            for row in converter.rows(block):
                 position += 1
                 if state is not None:
                     state["position"] = position
@@ -348,62 +368,3 @@ def log_tail(plan: Plan, table: str) -> None:
                 f"{table}: {count} of {plan.layout.rows} rows are {what} in each epoch "
                 f"(num_splits={plan.layout.num_splits}, tail={plan.layout.tail!r})"
             )
-
-
-class _NumShards(int):
-    """A number of shards that refuses to be spread unevenly over ranks.
-
-    ``split_dataset_by_node`` decides with ``num_shards % world_size`` whether every rank reads
-    its own shards, or everything and drops most of it; the latter is refused here.
-    """
-
-    _divided: int
-    _rows: int
-    _is_natural: bool
-
-    def __new__(cls, value: int, *, divided: int, rows: int, is_natural: bool) -> "_NumShards":
-        new = super().__new__(cls, value)
-        new._divided = divided
-        new._rows = rows
-        new._is_natural = is_natural
-        return new
-
-    def __mod__(self, world_size: int) -> int:
-        rest = self._divided % world_size
-        if rest and self._is_natural:
-            near = suggest_num_splits(max(self._divided, world_size, 48), world_size, self._rows)
-            hint = f", such as num_splits={near[0]}" if near else ""
-            raise ValueError(
-                f"the natural shards (one per fragment) must be divisible by world_size: got "
-                f"{self._divided} shards, world_size={world_size}; give the dataset a number of "
-                f"splits that {world_size} divides{hint}"
-            )
-        check_divisible(self._divided, world_size, "world_size", self._rows)
-        return rest
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return int, (int(self),)
-
-
-def seed_of(generator: np.random.Generator) -> int:
-    """The seed in ``[0, 2**64)`` that a numpy generator stands for.
-
-    A fresh ``np.random.default_rng(seed)`` stands for `seed`, so that every way to shuffle
-    with the same seed gives the same order; any other generator for its next draw.
-
-    Raises:
-        ValueError: for a generator made without a seed: every process would get another order.
-    """
-    sequence: Any = getattr(generator.bit_generator, "seed_seq", None)
-    entropy = getattr(sequence, "entropy", None)
-    if isinstance(entropy, int | np.integer) and not sequence.spawn_key:
-        if not 0 <= entropy < SEED_LIMIT:
-            raise ValueError(
-                "a shuffle needs a seed in [0, 2**64), so that every process and every resumed "
-                "run gets the same order: call shuffle(seed=42), or any other number"
-            )
-        if type(generator.bit_generator)(sequence).state == generator.bit_generator.state:
-            return int(entropy)
-    bits = type(generator.bit_generator)()
-    bits.state = copy(generator.bit_generator.state)
-    return int(np.random.Generator(bits).integers(2**63))

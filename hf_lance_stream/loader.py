@@ -5,11 +5,11 @@ import multiprocessing
 import warnings
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -20,14 +20,14 @@ from hf_lance_stream.plan import check_int
 from hf_lance_stream.processes import WorkerInit
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.splits import check_divisible
-from hf_lance_stream.state import check_count, check_steps, differences, find_states, mapping
+from hf_lance_stream.stats import ReadStats
+from hf_lance_stream.worker_states import check_worker_states, epoch_of, saved_workers
 from hf_lance_stream.wrappers import changes_rows, only_source, sources
 
 logger = logging.getLogger(__name__)
 
 _PRELOAD = ["hf_lance_stream.preload"]
 _NEVER = 2**31  # snapshots of workers are not needed where batches are counted
-_DATA_PARALLEL_NAMES = ("dp", "data", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate")
 
 
 def stateful_dataloader(
@@ -111,6 +111,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         self._finished_state: dict[str, Any] | None = None  # loaded: the next pass is empty
         self._loaded_raw: dict[str, Any] | None = None  # torchdata's, until a batch has come of it
         self._initial_epoch: int | None = None  # of the pass that workers were started for
+        self._waiting = self._consuming = 0.0  # seconds
         self._seeds_itself = kwargs.get("generator") is None
         if self._seeds_itself:
             kwargs["generator"] = torch.Generator()
@@ -145,6 +146,9 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         """Whether only the workers know where they are."""
         return self.num_workers > 0 and not self._is_counted
 
+    def __bool__(self) -> bool:
+        return True  # also where the length is unknown
+
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank.
 
@@ -164,13 +168,13 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
     def _let_go_of_other_epochs(self) -> None:
         """Forget a loaded state, and workers started from it, of another epoch than the next."""
         finished = self._finished_state
-        if finished is not None and _epoch_of(finished) != self.dataset.epoch:
+        if finished is not None and epoch_of(finished) != self.dataset.epoch:
             self._finished_state = None
         loaded = self._loaded_raw
-        if loaded is not None and _epoch_of(loaded) != self.dataset.epoch:
+        if loaded is not None and epoch_of(loaded) != self.dataset.epoch:
             self._loaded_raw = None
         waiting = self.next_iter_state
-        is_other = waiting is not None and _epoch_of(waiting) != self.dataset.epoch
+        is_other = waiting is not None and epoch_of(waiting) != self.dataset.epoch
         is_begun = self._initial_iter_for_state_dict and self._initial_epoch != self.dataset.epoch
         if is_other or is_begun:
             self._restart({})
@@ -201,14 +205,31 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         return self._count(super().__iter__(), self._pass)
 
     def _count(self, batches: Iterator[Any], running: "_Pass | None") -> Iterator[Any]:
+        asked = perf_counter()
         for batch in batches:
+            given = perf_counter()
             if self.num_workers:  # the workers have gone on from what was loaded
                 self.dataset._starting_state_dict = self._loaded_raw = None
             if running is not None:
                 running.batches += 1
             yield batch
+            self._waiting += given - asked
+            asked = perf_counter()
+            self._consuming += asked - given
         if self.num_workers:
             self.dataset._starting_state_dict = self._loaded_raw = None
+
+    def stats(self) -> ReadStats:
+        """What this process and its workers have read, and how long this process waited for it.
+
+        It waited between asking for a batch and getting it, and worked until it asked again.
+        """
+        read: ReadStats = self.dataset.stats()
+        return replace(
+            read,
+            waiting_seconds=self._waiting,
+            consuming_seconds=self._consuming,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was yielded.
@@ -219,6 +240,8 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         """
         if self._finished_state is not None:
             return deepcopy(self._finished_state)
+        if self._asks_workers:
+            self._let_go_of_other_epochs()
         is_other = self._iterator is not None and self._initial_epoch != self.dataset.epoch
         if self._asks_workers and not is_other:  # or a pass of another epoch runs
             self._initial_epoch = self.dataset.epoch
@@ -252,7 +275,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         if not state_dict:
             self.dataset._starting_state_dict = None
         else:
-            self._check_saved_workers(state_dict)
+            self._checksaved_workers(state_dict)
             if "examples_iterable" in state_dict:
                 saved = {name: state_dict.get(name) for name in ("examples_iterable", "epoch")}
                 self._load_dataset_state(saved)
@@ -265,13 +288,13 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
             else:
                 self.dataset.load_state_dict(state_dict.get("dataset_state") or {})
             if raw or finished:
-                _check_worker_states(state_dict, self.dataset)
-                self.dataset.set_epoch(_epoch_of(state_dict))
+                check_worker_states(state_dict, self.dataset)
+                self.dataset.set_epoch(epoch_of(state_dict))
         self._pass, self._finished_state, self._loaded_raw = None, finished, dict(raw) or None
         self._restart(dict(raw))
 
-    def _check_saved_workers(self, state_dict: Mapping[str, Any]) -> None:
-        saved = _saved_workers(state_dict)
+    def _checksaved_workers(self, state_dict: Mapping[str, Any]) -> None:
+        saved = saved_workers(state_dict)
         if saved is not None and saved != self.num_workers:
             raise ValueError(
                 f"the state was saved with num_workers={saved}, this loader has "
@@ -376,125 +399,3 @@ def _log_steps(ds: LanceIterableDataset, batch_size: int) -> None:
             batch_size,
             layout.num_splits,
         )
-
-
-def _saved_workers(state: Mapping[str, Any]) -> int | None:
-    """Number of workers of the loader a state is of; None for a dataset's or a portable one."""
-    if isinstance(state.get("loader"), Mapping):
-        return check_count(state["loader"], "num_workers")
-    if "_snapshot" in state:
-        return len(_worker_states(state))
-    return 0 if "dataset_state" in state else None
-
-
-def _worker_states(state: Mapping[str, Any]) -> list[Any]:
-    """The dataset's state in each worker, in a state of torchdata's loader with workers."""
-    snapshot = state.get("_snapshot")
-    snapshots = snapshot.get("_worker_snapshots") if isinstance(snapshot, Mapping) else None
-    if not isinstance(snapshots, Mapping) or not snapshots:
-        raise ValueError(
-            f"the state is not that of a loader with workers: got {str(state)[:100]!r}"
-        )
-    return [worker.get("dataset_state") for worker in snapshots.values()]
-
-
-def _epoch_of(state: Mapping[str, Any]) -> int:
-    """Epoch in a state of torchdata's loader with workers."""
-    return check_count(_worker_states(state)[0] or {}, "epoch")
-
-
-def _check_worker_states(state: Mapping[str, Any], ds: LanceIterableDataset) -> None:
-    """Refuse workers' states of other steps, or of another table, before a process starts."""
-    prepared = ds.prepared_source()
-    fingerprints = [examples.fingerprint for examples in sources(prepared)]
-    for worker in _worker_states(state):
-        nested = mapping(worker or {}, "examples_iterable")
-        check_steps(nested, prepared._state_dict)
-        for found in find_states(nested):
-            differing = [
-                differences({**found}, {**one, "epoch": found["fingerprint"].get("epoch")})
-                for one in fingerprints
-            ]
-            if all(differing):
-                raise ValueError(
-                    "the state does not fit this dataset: "
-                    + "; ".join(sorted(differing, key=len)[0])
-                )
-
-
-def gather_state_dict(
-    loader: Any, group: Any = None, *, all_ranks_level: bool = False
-) -> dict[str, Any]:
-    """The portable state of all ranks, on every rank.
-
-    With a process group every rank must call it, at the same step. Without one this process is
-    the only rank.
-
-    Args:
-        loader: a loader from `stateful_dataloader`, or a dataset.
-        group: the process group; default: the default one.
-        all_ranks_level: see `merge_state_dicts`; for one process of several, without a group.
-    """
-    state = loader.state_dict()
-    if not (dist.is_available() and dist.is_initialized()):
-        return merge_state_dicts([state], all_ranks_level=all_ranks_level)
-    states: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(states, state, group=group)
-    return merge_state_dicts(states)
-
-
-class PortableState:
-    """The portable state of a loader as a `Stateful` of `torch.distributed.checkpoint`.
-
-    ``dcp.save({"data": hls.PortableState(loader)}, checkpoint_id=…)`` on every rank saves it,
-    ``dcp.load`` of the same loads it, on any number of ranks and workers.
-
-    Args:
-        loader: a loader from `stateful_dataloader`.
-        group: the process group of the ranks; default: the default one.
-    """
-
-    def __init__(self, loader: LanceDataLoader, group: Any = None) -> None:
-        self.loader = loader
-        self.group = group
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `gather_state_dict`."""
-        return gather_state_dict(self.loader, self.group)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load it into this rank's loader."""
-        self.loader.load_state_dict(state_dict)
-
-
-def data_parallel_rank(mesh: DeviceMesh, *names: str) -> tuple[int, int]:
-    """Data-parallel rank and size of this process in a device mesh.
-
-    Members of a tensor- or pipeline-parallel group have the same rank, and so read the same
-    rows: ``rank, world_size = data_parallel_rank(mesh)`` goes to `from_lance`, `shard` or
-    ``split_dataset_by_node``.
-
-    Args:
-        mesh: the device mesh.
-        names: names of its data-parallel dimensions, the slowest first. Default: those among
-            "dp", "data", "ddp", "fsdp", "dp_replicate", "dp_shard" and "replicate", or the only
-            dimension there is, if it has no name.
-
-    Raises:
-        ValueError: the mesh has no dimension of that name, or none that looks data-parallel.
-    """
-    known = mesh.mesh_dim_names or ()
-    chosen = names or tuple(name for name in known if name in _DATA_PARALLEL_NAMES)
-    if not chosen and mesh.ndim == 1 and not known:
-        return mesh.get_local_rank(), mesh.size()
-    unknown = [name for name in chosen if name not in known]
-    if unknown or not chosen:
-        raise ValueError(
-            f"`names` must be data-parallel dimensions of the mesh: got {list(names)}; the mesh "
-            f"has {list(known)}"
-        )
-    rank, size = 0, 1
-    for name in chosen:
-        length = mesh.size(known.index(name))
-        rank, size = rank * length + mesh.get_local_rank(name), size * length
-    return rank, size

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
-import pyarrow as pa
-
+from hf_lance_stream.chunks import Chunk
 from hf_lance_stream.stats import Counters
 
 MAX_CHUNKS = 16  # that are read, or wait for the consumer, beside the one it has
 
 
 def read_ahead(
-    read: Callable[[int, int], pa.Table],
+    read: Callable[[int, int], Chunk],
     begin: int,
     end: int,
     chunk: int,
@@ -21,13 +20,13 @@ def read_ahead(
     budget: int,
     num_threads: int = 2,
     counters: Counters | None = None,
-) -> Iterator[tuple[int, pa.Table]]:
+    up_to_errors: bool = True,
+) -> Iterator[tuple[int, Chunk]]:
     """Yield ``(stop, read(start, stop))`` for the chunks of ``[begin, end)``, in order.
 
     Chunks end at multiples of `chunk`, wherever the reading begins, so that a resumed reader
     cuts its rows at the same places. As many chunks are read ahead as the budget holds, at
-    least one, by the size of those read so far. An error is raised at the chunk it belongs to.
-    Closing the iterator ends the threads.
+    least one, by the size of those read so far. Closing the iterator ends the threads.
 
     Args:
         read: reads the rows ``[start, stop)``; called in other threads.
@@ -37,13 +36,15 @@ def read_ahead(
         budget: bytes that may be read ahead, at least 1.
         num_threads: chunks read at the same time.
         counters: where rows, bytes and times are counted.
+        up_to_errors: yield what can be read of a chunk, in smaller ones, before an error is raised
+            at the row it belongs to. Else it is raised at its chunk.
     """
     if begin >= end:
         return
     counters = counters or Counters()
     starts = iter([begin, *range((begin // chunk + 1) * chunk, end, chunk)])
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hf_lance_stream")
-    pending: deque[tuple[int, Future[pa.Table]]] = deque()
+    pending: deque[tuple[int, Future[Chunk]]] = deque()
     largest, ahead = 0, 1  # it starts with little: the first row shall come soon
 
     def submit(count: int) -> None:
@@ -56,16 +57,24 @@ def read_ahead(
         while pending:
             asked = perf_counter()
             stop, future = pending.popleft()
-            table = future.result()
+            try:
+                found = future.result()
+            except Exception:
+                if not up_to_errors:
+                    raise
+                start = max(begin, (stop - 1) // chunk * chunk)
+                yield from _up_to_error(read, start, stop)
+                submit(1)  # it was a fault that has passed
+                continue
             given = perf_counter()
-            size = table.nbytes
+            size = found.nbytes
             largest = max(largest, size)
             submit(min(ahead, MAX_CHUNKS, max(1, budget // max(1, largest))))
             ahead *= 2
-            counters.add(table.num_rows, size, given - asked, _num_done(pending))
+            counters.add(found.num_rows, size, given - asked, _num_done(pending))
             del future
-            yield stop, table
-            del table  # the consumer is done with it
+            yield stop, found
+            del found  # the consumer is done with it
             counters.consumed(perf_counter() - given)
     finally:
         # Not `cancel_futures=True`: that fails when a suspended iterator is collected at exit.
@@ -74,5 +83,24 @@ def read_ahead(
         pool.shutdown(wait=True)
 
 
-def _num_done(pending: deque[tuple[int, Future[pa.Table]]]) -> int:
+def _num_done(pending: deque[tuple[int, Future[Chunk]]]) -> int:
     return sum(future.done() for _, future in pending)
+
+
+def _up_to_error(
+    read: Callable[[int, int], Chunk], start: int, stop: int
+) -> Iterator[tuple[int, Chunk]]:
+    """Yield all that can be read of rows whose reading failed; raise where it fails again."""
+    yield start + 1, read(start, start + 1)  # at once, if nothing can be read any more
+    start += 1
+    size = stop - start
+    while start < stop:
+        try:
+            table = read(start, min(stop, start + size))
+        except Exception:
+            if size == 1:
+                raise
+            size = -(-size // 2)
+            continue
+        start += table.num_rows
+        yield start, table

@@ -21,6 +21,7 @@ ROW_ID = "_rowid"
 """Column that `with_row_id` adds: Lance's id of the row, uint64."""
 
 _SAMPLED_ROWS = 32
+_MIN_SCANNED = 256  # neighbouring rows that are scanned; fewer are taken
 _BLOB_EXTENSION = "lance.blob.v2"  # storage type of blob columns, as `take` describes them
 _BLOB_METADATA = b"lance-encoding:blob"
 
@@ -127,7 +128,7 @@ class Source:
         return int(max(1, sum(sizes) // count, max(sizes) // 4))
 
     def read(self, rows: Int64Array) -> pa.Table:
-        """Read rows by number, in the order given, each column in one chunk.
+        """Read rows by number, in the order given.
 
         Args:
             rows: int64, shape ``(n,)``, in ``[0, num_rows)``; repeats are allowed.
@@ -157,7 +158,11 @@ class Source:
         blobs = [name for name in self.columns if _is_blob(table.schema, name)]
         plain = [name for name in self.columns if name not in blobs]
         extra = [ROW_ID] if self.with_row_id or not plain else []
-        read = table.take(offsets, plain + extra, blobs)
+        is_range = offsets.size >= _MIN_SCANNED and (np.diff(offsets) == 1).all()
+        if is_range and not blobs:
+            read = table.scan(offsets, plain + extra)
+        else:
+            read = table.take(offsets, plain + extra, blobs)
         return pa.table([_column(read, f.name) for f in self.schema], schema=self.schema)
 
     def _project(self, schema: pa.Schema) -> pa.Schema:

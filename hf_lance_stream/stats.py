@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -48,20 +49,27 @@ class ReadStats:
         )
 
 
+def _new_values(slots: int) -> torch.Tensor:
+    return torch.zeros((slots, len(_FIELDS)), dtype=torch.float64)
+
+
 class Counters:
     """The counters of one reading process."""
 
     def __init__(self, slot: torch.Tensor | None = None) -> None:
-        self._values: Any = (torch.zeros(len(_FIELDS)) if slot is None else slot).numpy()
+        self._values: Any = (slot if slot is not None else _new_values(1)[0]).numpy()
+        self._lock = Lock()
 
     def add(self, rows: int, size: int, waited: float, queue: int) -> None:
         """Count a chunk that the consumer got after `waited` seconds."""
-        self._values[:] += (rows, size, 1, 0, waited, 0, 0)
-        self._values[-1] = queue
+        self._values[:3] += (rows, size, 1)
+        self._values[4] += waited
+        self._values[6] = queue
 
     def requested(self, count: int) -> None:
-        """Count requests to the storage."""
-        self._values[3] += count
+        """Count requests to the storage; called by several threads."""
+        with self._lock:
+            self._values[3] += count
 
     def consumed(self, seconds: float) -> None:
         """Count the time the consumer worked on a chunk."""
@@ -76,9 +84,7 @@ class StatsBoard:
     """
 
     def __init__(self, values: torch.Tensor | None = None) -> None:
-        if values is None:
-            values = torch.zeros((_SLOTS, len(_FIELDS)), dtype=torch.float64)
-        self.values = values
+        self.values = values if values is not None else _new_values(_SLOTS)
 
     def counters(self) -> Counters:
         """Those of this process."""

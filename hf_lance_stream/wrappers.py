@@ -28,6 +28,7 @@ from datasets.iterable_dataset import (
     _BaseExamplesIterable,
 )
 
+from hf_lance_stream.chunks import Chunk
 from hf_lance_stream.convert import FORMATS, Converter
 from hf_lance_stream.examples import LanceExamplesIterable, rows_of
 from hf_lance_stream.state import STATE_TYPE
@@ -106,6 +107,8 @@ class RowsIterable(_Transparent):
         if self._converter is None:
             yield from self.ex_iterable
             return
+        for source in sources(self):
+            source.is_read_by_rows = True
         yield from rows_of(self.ex_iterable.iter_arrow(), self._converter, self._state_dict)
 
     @property
@@ -165,26 +168,50 @@ class BatchesIterable(_Transparent):
         yield from self.ex_iterable
 
     def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
-        rest: pa.Table | None = None
-        stop = 0
+        for source in sources(self):
+            source.is_read_by_rows = True
+        rest: list[pa.Table] = []  # of a batch that goes on in the next chunk
+        stop = held = 0
         for stop, chunk in self.ex_iterable.iter_arrow():
-            table = pa.concat_tables([rest, chunk]) if rest is not None else chunk
-            position = stop - table.num_rows
-            first = 0
-            while table.num_rows - first >= self.batch_size:
-                piece = table.slice(first, self.batch_size)
+            first = -held
+            position = stop - chunk.num_rows
+            self._set_position(position - held)  # the source is a chunk ahead
+            if rest and chunk.num_rows - first >= self.batch_size:
                 first += self.batch_size
+                batch = pa.concat_tables([*rest, chunk.slice(0, first)])
+                rest, held = [], 0
                 self._set_position(position + first)
-                yield position + first, piece
-            rest = table.slice(first) if first < table.num_rows else None
-        self._set_position(stop)
-        if rest is not None and not self.drop_last_batch:
-            yield stop, rest
+                yield position + first, batch
+            while not rest and chunk.num_rows - first >= self.batch_size:
+                for batch in self._cut(chunk, first):
+                    first += self.batch_size
+                    self._set_position(position + first)
+                    yield position + first, batch
+            begin = max(0, first)
+            if begin < chunk.num_rows:
+                rest.append(chunk.slice(begin, chunk.num_rows - begin))
+                held = chunk.num_rows - first
+        if stop:
+            self._set_position(stop)
+        if rest and not self.drop_last_batch:
+            yield stop, pa.concat_tables(rest)
+
+    def _cut(self, chunk: Chunk, first: int) -> Iterator[pa.Table]:
+        """Whole batches from row `first` on; the rows of several are put in order at once."""
+        size = self.batch_size
+        count = min(max(1, _BLOCK_ROWS // size), (chunk.num_rows - first) // size)
+        if chunk.is_large:
+            count = 1
+        block = chunk.slice(first, count * size)
+        for n in range(count):
+            yield block.slice(n * size, size)
 
     def _set_position(self, position: int) -> None:
-        if self._state_dict is not None and position:
+        if self._state_dict is not None:
             self._state_dict["position"] = position
 
+
+_BLOCK_ROWS = 256  # put in order at a time
 
 _ROW_FOR_ROW = (
     BatchesIterable,

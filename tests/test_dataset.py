@@ -291,7 +291,7 @@ def test_rows_that_compress_well_are_read_in_chunks_of_few(tmp_path):
     lance.write_dataset(pa.table({"id": range(200), "mask": rows}), path)
     ds = hls.from_lance(path, shuffle_seed=1, num_splits=8)
     next(iter(ds))
-    assert ds.state_dict()["examples_iterable"]["chunk_rows"] <= 16
+    assert ds.state_dict()["examples_iterable"]["chunk_rows"] <= 33  # 16 MiB
 
 
 # Shuffle and epochs.

@@ -433,6 +433,9 @@ def test_a_loader_does_what_it_is_asked_in_any_order(walk_table, steps, workers,
     @example([("begin",), ("go_on", 9), ("save",), ("begin",), ("save",), ("load", 1)])
     @example([("begin",), ("go_on", 9), ("save",), ("load", 0), ("save",), ("new",), ("load", 1)])
     @example([("begin",), ("go_on", 3), ("save",), ("load", 0), ("set_epoch", 2, True)])
+    @example([("save",), ("load", 0), ("set_epoch", 1, True), ("save",)])
+    @example([("save",), ("set_epoch", 1, True), ("begin",), ("load", 0), ("set_epoch", 1, True)])
+    @example([("begin",), ("save",), ("load", 0), ("set_epoch", 1, True), ("save",), ("load", 1)])
     def run(chosen):
         with in_process_workers():
             walk = Walk(make, orders)

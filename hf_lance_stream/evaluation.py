@@ -1,0 +1,126 @@
+"""Which rows a rank has, in training and in evaluation with Hugging Face `Trainer`."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from accelerate.data_loader import DataLoaderStateMixin  # type: ignore[import-untyped]
+from accelerate.state import GradientState  # type: ignore[import-untyped]
+from torch.utils.data import DataLoader
+
+from hf_lance_stream.dataset import LanceIterableDataset
+from hf_lance_stream.plan import Shard
+from hf_lance_stream.processes import WorkerInit
+from hf_lance_stream.wrappers import changes_rows, sources
+
+
+def part_of_rank(ds: LanceIterableDataset, rank: int, world_size: int) -> LanceIterableDataset:
+    """The part of `ds` that one rank reads: divided once, here or by the user.
+
+    Args:
+        ds: a dataset, whole or already divided by these very ranks.
+        rank: index of this data-parallel rank, in ``[0, world_size)``.
+        world_size: number of data-parallel ranks, at least 1.
+
+    Raises:
+        ValueError: when `ds` is divided in another way, or cannot be divided evenly.
+    """
+    parts = parts_of(ds)
+    if world_size == 1 or parts == {(rank, world_size)}:
+        return ds
+    if parts == {None}:
+        return ds.shard(world_size, rank)
+    raise ValueError(
+        f"`train_dataset` is already divided, as {sorted(map(str, parts))} (rank, world_size), and "
+        f"this is rank {rank} of {world_size}: give the whole dataset, without shard, "
+        "split_dataset_by_node, rank and world_size"
+    )
+
+
+def parts_of(ds: LanceIterableDataset) -> set[Any]:
+    """As which (rank, world_size) the sources of a dataset are divided; None for a whole one."""
+    if ds._distributed is not None:
+        return {(ds._distributed.rank, ds._distributed.world_size)}
+    parts: set[Any] = set()
+    for examples in sources(ds._ex_iterable):
+        shards = [s for s in examples.steps if isinstance(s, Shard) and s.num_parts > 1]
+        found = tuple((s.index, s.num_parts) for s in shards)
+        parts.add(None if not found else found[0] if len(found) == 1 else found)
+    return parts
+
+
+class _EvalRows(torch.utils.data.IterableDataset[Any]):
+    """One rank's rows of each batch of a whole dataset; the last one is filled up evenly."""
+
+    def __init__(self, ds: LanceIterableDataset, rank: int, world_size: int, rows: int) -> None:
+        self.ds, self.rank, self.world_size, self.rows = ds, rank, world_size, rows
+
+    def __len__(self) -> int:
+        return len(self.ds)
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = iter(self.ds)
+        while batch := list(islice(rows, self.rows)):
+            size = -(-len(batch) // self.world_size)
+            batch += batch[:1] * (size * self.world_size - len(batch))
+            yield from batch[self.rank * size : (self.rank + 1) * size]
+
+
+class EvalLoader(DataLoaderStateMixin, DataLoader):  # type: ignore[misc, type-arg]
+    """Batches of this rank for Trainer's evaluation, which gathers them in the dataset's order.
+
+    It tells accelerate how many rows of the last batch are real; the others are cut off after
+    gathering. Where the number of rows is unknown, up to world_size - 1 are counted twice.
+    """
+
+    def __init__(
+        self,
+        ds: LanceIterableDataset,
+        batch_size: int,
+        num_workers: int,
+        rank: int,
+        world_size: int,
+        **options: Any,
+    ) -> None:
+        if world_size > 1 and parts_of(ds) != {None}:
+            raise ValueError(
+                "`eval_dataset` must be whole, without shard, split_dataset_by_node, rank and "
+                f"world_size: got one divided as {sorted(map(str, parts_of(ds)))}"
+            )
+        self.total_batch_size = batch_size * world_size
+        if changes_rows(ds._ex_iterable) is None:
+            ds = ds.with_batches(self.total_batch_size)  # so that workers share whole batches
+        else:
+            num_workers = min(num_workers, 1)
+        if not num_workers:
+            options.update(multiprocessing_context=None, prefetch_factor=None)
+        elif options["multiprocessing_context"] is None:
+            options["multiprocessing_context"] = "forkserver"
+        self._rows = _EvalRows(ds, rank, world_size, self.total_batch_size)
+        super().__init__(
+            self._rows,
+            batch_size,
+            num_workers=num_workers,
+            worker_init_fn=WorkerInit(None) if num_workers else None,
+            generator=torch.Generator(),  # drawing from the global one would change the training
+            **options,
+        )
+        self.gradient_state = GradientState()
+        self._drop_last = False
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self.total_batch_size)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.begin()
+        try:
+            batches = super().__iter__()
+            batch = next(batches, None)
+            while batch is not None:
+                following = next(batches, None)
+                self.end_of_dataloader = following is None
+                yield batch
+                batch = following
+        finally:
+            self.end()
