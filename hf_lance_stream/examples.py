@@ -306,7 +306,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             budget=self.read_budget,
             num_threads=_THREADS[source.is_remote, is_large],
             counters=counters,
-            up_to_errors=self.is_read_by_rows,
+            by_rows=self.is_read_by_rows,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -187,8 +187,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Any]:
         ds = self.dataset
         if self._asks_workers:
-            if self._initial_epoch != ds.epoch:
-                self._let_go_of_other_epochs()
+            self._let_go_of_other_epochs()
             running = self._iterator is not None and not self._iterator._finished
             if running and self.next_iter_state is None and not self._initial_iter_for_state_dict:
                 # Persistent workers would go on with the pass that was left.

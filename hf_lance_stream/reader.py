@@ -20,12 +20,12 @@ def read_ahead(
     budget: int,
     num_threads: int = 2,
     counters: Counters | None = None,
-    up_to_errors: bool = True,
+    by_rows: bool = True,
 ) -> Iterator[tuple[int, Chunk]]:
     """Yield ``(stop, read(start, stop))`` for the chunks of ``[begin, end)``, in order.
 
     Chunks end at multiples of `chunk`, wherever the reading begins, so that a resumed reader
-    cuts its rows at the same places. As many chunks are read ahead as the budget holds, at
+    cuts its rows at the same places; `by_rows` the first are smaller, and come sooner. As many chunks are read ahead as the budget holds, at
     least one, by the size of those read so far. Closing the iterator ends the threads.
 
     Args:
@@ -36,33 +36,32 @@ def read_ahead(
         budget: bytes that may be read ahead, at least 1.
         num_threads: chunks read at the same time.
         counters: where rows, bytes and times are counted.
-        up_to_errors: yield what can be read of a chunk, in smaller ones, before an error is raised
-            at the row it belongs to. Else it is raised at its chunk.
+        by_rows: the consumer goes by rows, and chunks of any size will do: the first are small,
+            and what can be read of a chunk comes before an error is raised at its row. Else it is
+            raised at its chunk.
     """
     if begin >= end:
         return
     counters = counters or Counters()
-    starts = iter([begin, *range((begin // chunk + 1) * chunk, end, chunk)])
+    spans = _spans(begin, end, chunk, by_rows)
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hf_lance_stream")
-    pending: deque[tuple[int, Future[Chunk]]] = deque()
-    largest, ahead = 0, 1  # it starts with little: the first row shall come soon
+    pending: deque[tuple[int, int, Future[Chunk]]] = deque()
+    largest, ahead = 0, 2  # it starts with little: the first row shall come soon
 
     def submit(count: int) -> None:
-        while len(pending) < count and (start := next(starts, None)) is not None:
-            stop = min(end, (start // chunk + 1) * chunk)
-            pending.append((stop, pool.submit(read, start, stop)))
+        while len(pending) < count and (span := next(spans, None)) is not None:
+            pending.append((*span, pool.submit(read, *span)))
 
     try:
         submit(ahead)
         while pending:
             asked = perf_counter()
-            stop, future = pending.popleft()
+            start, stop, future = pending.popleft()
             try:
                 found = future.result()
             except Exception:
-                if not up_to_errors:
+                if not by_rows:
                     raise
-                start = max(begin, (stop - 1) // chunk * chunk)
                 yield from _up_to_error(read, start, stop)
                 submit(1)  # it was a fault that has passed
                 continue
@@ -78,13 +77,27 @@ def read_ahead(
             counters.consumed(perf_counter() - given)
     finally:
         # Not `cancel_futures=True`: that fails when a suspended iterator is collected at exit.
-        for _, waiting in pending:
+        for _, _, waiting in pending:
             waiting.cancel()
         pool.shutdown(wait=True)
 
 
-def _num_done(pending: deque[tuple[int, Future[Chunk]]]) -> int:
-    return sum(future.done() for _, future in pending)
+def _spans(begin: int, end: int, chunk: int, by_rows: bool) -> Iterator[tuple[int, int]]:
+    """Start and stop of each chunk."""
+    start = begin
+    for part in (8, 8, 4, 2) if by_rows else ():
+        stop = min(end, start + max(1, chunk // part))
+        if start < stop:
+            yield start, stop
+        start = stop
+    while start < end:
+        stop = min(end, (start // chunk + 1) * chunk)
+        yield start, stop
+        start = stop
+
+
+def _num_done(pending: deque[tuple[int, int, Future[Chunk]]]) -> int:
+    return sum(future.done() for _, _, future in pending)
 
 
 def _up_to_error(

@@ -54,7 +54,7 @@ class _Worker:
         loader = self.loader
         with self._inside():
             self.fetcher = _IterableDatasetFetcher(
-                self.dataset, True, loader.collate_fn, loader.drop_last
+                self.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
             )
             self.state = self._snapshot()
         self._ahead: deque[tuple[Any, Any, dict]] = deque()

@@ -40,18 +40,24 @@ def collect_ids(items, seen):
     st.integers(1, 20),
     st.integers(1, 600),
     st.integers(1, 4),
+    st.booleans(),
 )
-def test_all_rows_come_in_order_in_chunks_that_end_at_multiples(begin, end, chunk, budget, threads):
+def test_all_rows_come_in_order_in_chunks_that_end_at_multiples(
+    begin, end, chunk, budget, threads, by_rows
+):
     stops = []
     rows = []
-    for stop, table in read_ahead(numbers, begin, end, chunk, budget=budget, num_threads=threads):
+    for stop, table in read_ahead(
+        numbers, begin, end, chunk, budget=budget, num_threads=threads, by_rows=by_rows
+    ):
         stops.append(stop)
         rows += table["id"].to_pylist()
     assert rows == list(range(begin, end))
-    assert all(stop % chunk == 0 for stop in stops[:-1])
+    assert all(stop % chunk == 0 for stop in stops[4 if by_rows else 0 : -1])
+    assert max(np.diff([begin, *stops]), default=0) <= chunk
 
 
-@pytest.mark.parametrize(("budget", "most"), [(1, 1), (4 * 800, 4), (10**9, MAX_CHUNKS)])
+@pytest.mark.parametrize(("budget", "most"), [(1, 2), (4 * 800, 4), (10**9, MAX_CHUNKS)])
 def test_no_more_is_read_ahead_than_the_budget_holds(budget, most):
     begun = []
 
@@ -59,7 +65,8 @@ def test_no_more_is_read_ahead_than_the_budget_holds(budget, most):
         begun.append(start)
         return numbers(start, stop)
 
-    for n, _ in enumerate(read_ahead(read, 0, 100 * 100, 100, budget=budget, num_threads=8)):
+    chunks = read_ahead(read, 0, 100 * 100, 100, budget=budget, num_threads=8, by_rows=False)
+    for n, _ in enumerate(chunks):
         time.sleep(0.002)
         assert len(begun) <= n + 1 + most
     assert len(begun) == 100
@@ -75,7 +82,7 @@ def test_it_starts_with_little_and_reads_on_while_the_consumer_works():
     chunks = read_ahead(read, 0, 1000, 10, budget=10**9)
     next(chunks)
     time.sleep(0.05)
-    assert len(begun) <= 2
+    assert len(begun) <= 3
     for _ in range(6):
         next(chunks)
     time.sleep(0.05)
@@ -115,12 +122,12 @@ def test_where_chunks_must_stay_whole_an_error_comes_at_its_chunk():
 
     seen = []
     with pytest.raises(OSError, match="bad"):
-        collect(read_ahead(read, 0, 100, 16, budget=10**6, up_to_errors=False), seen)
+        collect(read_ahead(read, 0, 100, 16, budget=10**6, by_rows=False), seen)
     assert seen == list(range(32))
 
 
 def our_threads():
-    return [t for t in threading.enumerate() if t.name.startswith("hf_lance_stream")]
+    return {t for t in threading.enumerate() if t.name.startswith("hf_lance_stream")}
 
 
 @pytest.mark.parametrize("leave", ["close", "collect", "error", "end"])
@@ -130,9 +137,10 @@ def test_no_thread_is_left(leave):
             raise OSError("bad")
         return numbers(start, stop)
 
+    before = our_threads()  # of passes that other tests have left
     chunks = read_ahead(read, 0, 100, 10, budget=10**6, num_threads=4)
     next(chunks)
-    assert our_threads()
+    assert our_threads() - before
     if leave == "close":
         chunks.close()
     elif leave == "error":
@@ -141,7 +149,7 @@ def test_no_thread_is_left(leave):
     elif leave == "end":
         rows_of(chunks)
     del chunks
-    assert not our_threads()
+    assert not our_threads() - before
 
 
 def test_counters_add_up():
@@ -151,7 +159,7 @@ def test_counters_add_up():
     time.sleep(0.05)
     rows_of(chunks)
     rows, size, count, _, waiting, consuming, _ = counters._values.tolist()
-    assert (rows, size, count) == (1000, 8000, 10)
+    assert (rows, size, count) == (1000, 8000, 14)  # the first are smaller
     assert consuming >= 0.05
     assert waiting >= 0
 

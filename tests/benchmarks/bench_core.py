@@ -9,12 +9,16 @@ import runner
 from bench_peers import BUILTIN, LANCEDB, TEXT, first_row, ours, peer
 from runner import Comparison, Measurement
 
+START = ("build_s", "first_s", "memory_mb")
 MEASUREMENTS = [
-    Measurement(
-        name="first row of 10 k, fresh",
-        table="ints_10k",
-        kind="start",
-        figures=("build_s", "first_s", "memory_mb"),
+    *(
+        Measurement(
+            name=name, table=table, kind="start", figures=("build_s", "first_s", "memory_mb")
+        )
+        for name, table in (
+            ("first row of 10 k, fresh", "ints_10k"),
+            ("first row of 50 k in 5,000 fragments, fresh", "ints_5k_fragments"),
+        )
     ),
     first_row("fresh", 0.0),
     first_row("resumed at 90 %", 0.9),

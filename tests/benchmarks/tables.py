@@ -66,6 +66,7 @@ def images(rng: np.random.Generator, ids: np.ndarray) -> dict[str, pa.Array]:
 TABLES = {
     "ints_10k": Table(10_000, 10, ints),
     "ints_10m": Table(10_000_000, 10, ints, block=1_000_000),
+    "ints_5k_fragments": Table(50_000, 5_000, ints),
     "text": Table(200_000, 8, text),
     "tokens": Table(100_000, 8, partial(tokens, fixed=True)),
     "tokens_list": Table(100_000, 8, partial(tokens, fixed=False)),
