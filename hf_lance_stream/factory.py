@@ -1,6 +1,9 @@
 """`from_lance`: from a user's arguments to a dataset."""
 
+import importlib
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from datasets import DatasetInfo, Features, NamedSplit
@@ -152,5 +155,8 @@ def dataset_of(
         token_per_repo_id=token_per_repo_id,
     )
     dataset.set_epoch(epoch)
+    if "transformers.trainer" in sys.modules:
+        with suppress(ImportError):  # it warns where Trainer resumes by reading everything again
+            importlib.import_module("hf_lance_stream.trainer")
     log_tail(examples.plan, str(examples.source.name))
     return dataset

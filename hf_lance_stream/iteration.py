@@ -12,6 +12,7 @@ from hf_lance_stream.convert import FORMATS, Converter
 from hf_lance_stream.plan import check_int
 from hf_lance_stream.stats import ReadStats, StatsBoard, total_of
 from hf_lance_stream.wrappers import (
+    ConvertedIterable,
     RowsIterable,
     batch_exactly,
     only_converts,
@@ -110,6 +111,9 @@ class IteratedDataset(IterableDataset):  # type: ignore[misc]
                 return rows.collated(*self._built_batch)
             if rows is not None:
                 return rows
+            format_type = self._formatting.format_type if self._formatting else None
+            if format_type in ("numpy", "torch") and prepared.iter_arrow is not None:
+                return ConvertedIterable(prepared, Converter(format_type, self.features))
         return batch_exactly(prepared)
 
     def build_batches(self, batch_size: int, drop_last: bool) -> bool:

@@ -25,8 +25,9 @@ def read_ahead(
     """Yield ``(stop, read(start, stop))`` for the chunks of ``[begin, end)``, in order.
 
     Chunks end at multiples of `chunk`, wherever the reading begins, so that a resumed reader
-    cuts its rows at the same places; `by_rows` the first are smaller, and come sooner. As many chunks are read ahead as the budget holds, at
-    least one, by the size of those read so far. Closing the iterator ends the threads.
+    cuts its rows at the same places; `by_rows` the first are smaller, and come sooner. As many
+    chunks are read ahead as the budget holds, at least one, by the size of those read so far.
+    Closing the iterator ends the threads.
 
     Args:
         read: reads the rows ``[start, stop)``; called in other threads.
@@ -67,7 +68,7 @@ def read_ahead(
                 continue
             given = perf_counter()
             size = found.nbytes
-            largest = max(largest, size)
+            largest = max(largest, size * chunk // max(1, found.num_rows))  # of a whole chunk
             submit(min(ahead, MAX_CHUNKS, max(1, budget // max(1, largest))))
             ahead *= 2
             counters.add(found.num_rows, size, given - asked, _num_done(pending))

@@ -54,26 +54,33 @@ def _new_values(slots: int) -> torch.Tensor:
 
 
 class Counters:
-    """The counters of one reading process."""
+    """The counters of one reading process.
+
+    They stay a tensor: torch moves its memory when a worker gets the dataset, and a numpy array
+    made before that would still be of the memory that is freed then.
+    """
 
     def __init__(self, slot: torch.Tensor | None = None) -> None:
-        self._values: Any = (slot if slot is not None else _new_values(1)[0]).numpy()
+        self._values = slot if slot is not None else _new_values(1)[0]
         self._lock = Lock()
 
     def add(self, rows: int, size: int, waited: float, queue: int) -> None:
         """Count a chunk that the consumer got after `waited` seconds."""
-        self._values[:3] += (rows, size, 1)
-        self._values[4] += waited
-        self._values[6] = queue
+        self._add(rows=rows, bytes=size, chunks=1, waiting=waited)
+        self._values[_FIELDS.index("queue")] = queue
 
     def requested(self, count: int) -> None:
         """Count requests to the storage; called by several threads."""
-        with self._lock:
-            self._values[3] += count
+        self._add(requests=count)
 
     def consumed(self, seconds: float) -> None:
         """Count the time the consumer worked on a chunk."""
-        self._values[5] += seconds
+        self._add(consuming=seconds)
+
+    def _add(self, **counts: float) -> None:
+        more = [counts.get(name, 0) for name in _FIELDS]
+        with self._lock:
+            self._values += torch.tensor(more, dtype=self._values.dtype)
 
 
 class StatsBoard:

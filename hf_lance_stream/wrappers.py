@@ -123,6 +123,24 @@ class RowsIterable(_Transparent):
         return CollatedIterable(tables, self._converter)
 
 
+class ConvertedIterable(_Transparent):
+    """Rows of an iterable that yields tables, converted as `datasets` does it, but faster.
+
+    Args:
+        ex_iterable: an iterable as `datasets` prepares it: it yields tables of one row.
+        converter: makes rows of them.
+    """
+
+    def __init__(self, ex_iterable: _BaseExamplesIterable, converter: Converter) -> None:
+        super().__init__(ex_iterable)
+        self._converter = converter
+
+    def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        for key, table in self.ex_iterable.iter_arrow():
+            for row in self._converter.rows(table):
+                yield key, row
+
+
 class CollatedIterable(_Transparent):
     """Batches of a loader, made at once from a table each, with an exact state.
 

@@ -70,6 +70,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"features": Features({"id": Value("int32"), "text": Value("string"), "label": Value("int8")})},
     {"num_splits": 8, "rank": 1, "world_size": 4},
     {"num_splits": 8, "shuffle_seed": 3, "batch_size": 4},
+    {"num_splits": 8, "read_budget": 1000},
     {"num_splits": 8, "shuffle_seed": 3, "rank": 3, "world_size": 4, "columns": ["id"]},
 ]
 

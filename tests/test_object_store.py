@@ -4,6 +4,7 @@ The store is moto over real HTTP, behind a proxy that delays requests and makes 
 """
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -210,7 +211,7 @@ def test_a_fault_in_mid_epoch_is_a_clear_error_and_the_state_resumes_after_it(
     assert time.monotonic() - begin < 60
     state = through_json(ds.state_dict())
     text = str(error)
-    assert "32 rows between" in text
+    assert re.search(r"could not read \d+ rows between", text)
     assert f"of {s3.uri('pets.lance')} at version 1" in text
     assert reason in text
     assert 100 <= len(seen) < ROWS
@@ -240,7 +241,9 @@ def test_a_loader_resumes_after_a_fault(s3: S3, tmp_path: Path, num_workers: int
             if len(seen) == 80:
                 s3.proxy.set(mode="gone")
 
-    with pytest.raises(OSError, match=r"could not read 32 rows between .*pets\.lance at version 1"):
+    with pytest.raises(
+        OSError, match=r"could not read \d+ rows between .*pets\.lance at version 1"
+    ):
         read()
     assert 80 <= len(seen) < ROWS
 

@@ -515,6 +515,14 @@ def test_stock_trainer_in_one_process_reads_the_right_rows(table, tmp_path, disp
     assert run["seen"] == whole[1]["seen"]
 
 
+def test_who_has_imported_trainer_gets_the_warning_without_importing_ours(table):
+    program = (
+        "import sys, transformers, hf_lance_stream as hls; transformers.Trainer; "
+        f"hls.from_lance({str(table)!r}); assert 'hf_lance_stream.trainer' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_stock_trainer_reads_all_again_on_resume_and_we_say_so(table, tmp_path, whole):
     options = {"trainer": Trainer, "accelerator_config": {"dispatch_batches": False}}
     train(table, tmp_path, stop=30, **options)
