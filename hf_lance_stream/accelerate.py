@@ -176,18 +176,6 @@ def evaluation_dataloader(
 
     Raises:
         ValueError: for a dataset that is divided.
-
-    Example:
-        >>> import hf_lance_stream as hls
-        >>> from accelerate import Accelerator
-        >>> from hf_lance_stream.accelerate import evaluation_dataloader
-        >>> accelerator = Accelerator(cpu=True)
-        >>> ds = hls.from_lance(write_example_table(rows=100), columns=["id"])
-        >>> ids = []
-        >>> for batch in evaluation_dataloader(accelerator, ds, batch_size=16):
-        ...     ids += accelerator.gather_for_metrics(batch)["id"].tolist()
-        >>> ids == list(range(100))
-        True
     """
     rank, world_size, _ = _data_rank(accelerator.state)
     if parts_of(ds) != {None}:

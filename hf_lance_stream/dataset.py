@@ -166,6 +166,23 @@ class LanceIterableDataset(IteratedDataset):
         with dividing_among_ranks("num_shards"):
             return self._adopt(super().shard(num_shards, index, contiguous))
 
+    def batch(
+        self,
+        batch_size: int | None = None,
+        by_column: str | list[str] | None = None,
+        drop_last_batch: bool = False,
+    ) -> "LanceIterableDataset":
+        """Make each `batch_size` rows one row of lists, as in `datasets`.
+
+        Args:
+            batch_size: rows per batch, at least 1.
+            by_column: make a batch of neighbouring rows with the same value instead.
+            drop_last_batch: leave out a short last batch.
+        """
+        if batch_size is not None:
+            batch_size = check_int("batch_size", batch_size, 1, 2**62)
+        return self._adopt(super().batch(batch_size, by_column, drop_last_batch))
+
     def reshard(self, num_splits: int | None = None) -> "LanceIterableDataset":
         """Have more shards of the same rows, or a given number of splits.
 
@@ -380,7 +397,6 @@ def _seed_of(generator: Any) -> int:
 
 TRANSFORMATIONS = (
     "add_column",
-    "batch",
     "cast",
     "cast_column",
     "decode",

@@ -107,7 +107,8 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         self._plan: Plan | None = None
         self._sleep_on_threads_shutdown = False
         self.is_read_by_rows = False
-        """Whether the consumer keeps the position: it gets chunks, shorter ones before an error."""
+        """Set just before `iter_arrow` by who keeps the position itself: it gets chunks of any
+        size, not tables."""
 
     # What `datasets` asks for before it iterates.
 
@@ -261,19 +262,19 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         # Before `datasets` takes the state that it replays chunks from.
         if self._state_dict is not None and self._state_dict["chunk_rows"] is None:
             self._state_dict["chunk_rows"] = self._chunk_rows()
-        return self._tables()
+        is_by_rows, self.is_read_by_rows = self.is_read_by_rows, False
+        return self._tables(is_by_rows)
 
-    def _tables(self) -> Iterator[tuple[int, Any]]:
-        for stop, chunk in self._chunks():
+    def _tables(self, by_rows: bool) -> Iterator[tuple[int, Any]]:
+        for stop, chunk in self._chunks(by_rows):
             if self._state_dict is not None:
                 self._state_dict["position"] = stop
-            yield stop, chunk if self.is_read_by_rows else chunk.to_table()
+            yield stop, chunk if by_rows else chunk.to_table()
 
     def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        self.is_read_by_rows = True
-        return rows_of(self._chunks(), Converter(None), self._state_dict)
+        return rows_of(self._chunks(by_rows=True), Converter(None), self._state_dict)
 
-    def _chunks(self) -> Iterator[tuple[int, Chunk]]:
+    def _chunks(self, by_rows: bool) -> Iterator[tuple[int, Chunk]]:
         """Chunks from the current position on, each with the position after it."""
         plan, source = self.plan, self.source
         begin, chunk, state = 0, None, self._state_dict
@@ -306,7 +307,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             budget=self.read_budget,
             num_threads=_THREADS[source.is_remote, is_large],
             counters=counters,
-            by_rows=self.is_read_by_rows,
+            by_rows=by_rows,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.merge import innermost_state, merge_state_dicts
 from hf_lance_stream.permutation import derive_key
 from hf_lance_stream.plan import check_int
-from hf_lance_stream.processes import WorkerInit
+from hf_lance_stream.processes import ByDill, WorkerInit
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.splits import check_divisible
 from hf_lance_stream.stats import ReadStats
@@ -128,6 +128,8 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         )
         if self._builds_batches:
             kwargs["collate_fn"] = _as_built
+        elif num_workers and kwargs.get("collate_fn") is not None:
+            kwargs["collate_fn"] = ByDill(kwargs["collate_fn"])
         with warnings.catch_warnings():  # torchdata 0.11 calls what torch 2.13 deprecates
             warnings.filterwarnings("ignore", "'set_vital' is deprecated")
             super().__init__(shared, batch_size=batch_size, num_workers=num_workers, **kwargs)

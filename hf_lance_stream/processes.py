@@ -8,8 +8,11 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
+
+import dill
 
 _RUNTIME_THREADS = "lance"  # beginning of the names of the threads of Lance's runtimes
 
@@ -54,6 +57,32 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
+class ByDill:
+    """A function that reaches a worker also if it is a lambda or a local function.
+
+    Args:
+        function: the function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it."""
+        return self.function(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            ForkingPickler.dumps(self.function)
+        except Exception:
+            return _by_dill, (dill.dumps(self.function, recurse=True),)
+        return ByDill, (self.function,)
+
+
+def _by_dill(function: bytes) -> ByDill:
+    return ByDill(dill.loads(function))
 
 
 class WorkerInit:

@@ -38,16 +38,16 @@ def read_ahead(
         num_threads: chunks read at the same time.
         counters: where rows, bytes and times are counted.
         by_rows: the consumer goes by rows, and chunks of any size will do: the first are small,
-            and what can be read of a chunk comes before an error is raised at its row. Else it is
-            raised at its chunk.
+            they have fewer rows where rows turn out to be large, and what can be read of a chunk
+            comes before an error is raised at its row. Else it is raised at its chunk.
     """
     if begin >= end:
         return
     counters = counters or Counters()
-    spans = _spans(begin, end, chunk, by_rows)
+    spans = _Spans(begin, end, chunk, by_rows)
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hf_lance_stream")
     pending: deque[tuple[int, int, Future[Chunk]]] = deque()
-    largest, ahead = 0, 2  # it starts with little: the first row shall come soon
+    row_bytes, ahead = 0.0, 2  # it starts with little: the first row shall come soon
 
     def submit(count: int) -> None:
         while len(pending) < count and (span := next(spans, None)) is not None:
@@ -68,7 +68,10 @@ def read_ahead(
                 continue
             given = perf_counter()
             size = found.nbytes
-            largest = max(largest, size * chunk // max(1, found.num_rows))  # of a whole chunk
+            row_bytes = max(row_bytes, size / max(1, found.num_rows))
+            if by_rows:
+                spans.most = max(1, min(chunk, int(budget / 4 / max(1, row_bytes))))
+            largest = int(row_bytes * spans.most)
             submit(min(ahead, MAX_CHUNKS, max(1, budget // max(1, largest))))
             ahead *= 2
             counters.add(found.num_rows, size, given - asked, _num_done(pending))
@@ -83,18 +86,22 @@ def read_ahead(
         pool.shutdown(wait=True)
 
 
-def _spans(begin: int, end: int, chunk: int, by_rows: bool) -> Iterator[tuple[int, int]]:
-    """Start and stop of each chunk."""
-    start = begin
-    for part in (8, 8, 4, 2) if by_rows else ():
-        stop = min(end, start + max(1, chunk // part))
-        if start < stop:
-            yield start, stop
-        start = stop
-    while start < end:
-        stop = min(end, (start // chunk + 1) * chunk)
-        yield start, stop
-        start = stop
+class _Spans(Iterator[tuple[int, int]]):
+    """Start and stop of each chunk; of at most `most` rows."""
+
+    def __init__(self, begin: int, end: int, chunk: int, by_rows: bool) -> None:
+        self._start, self._end, self._chunk, self.most = begin, end, chunk, chunk
+        self._first = deque((8, 8, 4, 2) if by_rows else ())  # parts of a chunk
+
+    def __next__(self) -> tuple[int, int]:
+        start = self._start
+        if start >= self._end:
+            raise StopIteration
+        stop = (start // self._chunk + 1) * self._chunk
+        if self._first:
+            stop = start + max(1, self._chunk // self._first.popleft())
+        self._start = min(stop, start + self.most, self._end)
+        return start, self._start
 
 
 def _num_done(pending: deque[tuple[int, int, Future[Chunk]]]) -> int:

@@ -21,6 +21,7 @@ ROW_ID = "_rowid"
 """Column that `with_row_id` adds: Lance's id of the row, uint64."""
 
 _SAMPLED_ROWS = 32
+_LARGE_SAMPLE = 1 << 20  # bytes of a row that tell enough
 _MIN_SCANNED = 256  # neighbouring rows that are scanned; fewer are taken
 _BLOB_EXTENSION = "lance.blob.v2"  # storage type of blob columns, as `take` describes them
 _BLOB_METADATA = b"lance-encoding:blob"
@@ -122,10 +123,14 @@ class Source:
         fixed = sum(width for width in widths if width is not None)
         if None not in widths or self.num_rows == 0:
             return max(1, fixed)
-        count = min(_SAMPLED_ROWS, self.num_rows)
-        sample = self.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
-        sizes = [sample.slice(i, 1).nbytes for i in range(count)]
-        return int(max(1, sum(sizes) // count, max(sizes) // 4))
+        sizes: list[int] = []
+        for most in (2, _SAMPLED_ROWS):  # large rows are not read in numbers to see that
+            count = min(most, self.num_rows)
+            sample = self.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
+            sizes = [sample.slice(i, 1).nbytes for i in range(count)]
+            if max(sizes) >= _LARGE_SAMPLE:
+                break
+        return int(max(1, sum(sizes) // len(sizes), max(sizes) // 4))
 
     def read(self, rows: Int64Array) -> pa.Table:
         """Read rows by number, in the order given.

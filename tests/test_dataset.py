@@ -576,7 +576,7 @@ def test_every_transformation_method_of_datasets_keeps_the_class():
         and "self" in inspect.signature(method).parameters
         and not name.startswith("_")
     }
-    ours = {*dataset_module.TRANSFORMATIONS, "shuffle", "shard", "reshard"}
+    ours = {*dataset_module.TRANSFORMATIONS, "batch", "shuffle", "shard", "reshard"}
     assert wrapped == ours
 
 
@@ -653,3 +653,35 @@ def test_a_pinned_version_does_not_change_under_a_reader(table):
     assert first + [row["id"] for row in rows] == list(range(1000))
     assert ids(ds) == list(range(1000))
     assert ids(hls.from_lance(table)) == list(range(500, 1000))
+
+
+USES = {
+    "rows": list,
+    "iter": lambda ds: list(ds.iter(7)),
+    "torch": lambda ds: list(ds.with_format("torch")),
+    "torch batch": lambda ds: list(ds.with_format("torch").batch(7)),
+    "arrow map": lambda ds: list(ds.with_format("arrow").map(lambda t: t, batched=True)),
+    "map": lambda ds: list(ds.map(lambda row: row)),
+    "select": lambda ds: list(ds.select_columns(["id"]).with_format("arrow")),
+    "take": lambda ds: list(ds.take(50).with_format("numpy")),
+    "interleave": lambda ds: list(datasets.interleave_datasets([ds, ds])),
+    "concatenate": lambda ds: list(datasets.concatenate_datasets([ds, ds])),
+}
+
+
+@pytest.mark.parametrize("second", USES)
+@pytest.mark.parametrize("first", USES)
+def test_one_use_of_a_dataset_does_not_change_another(tmp_path, first, second):
+    path = make_table(tmp_path / "t.lance", 100, 20)
+    expected = repr(USES[second](hls.from_lance(path, shuffle_seed=1, num_splits=4)))
+    ds = hls.from_lance(path, shuffle_seed=1, num_splits=4)
+    USES[first](ds)
+    running = iter(ds)
+    next(running)
+    assert repr(USES[second](ds)) == expected
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_batch_size_that_makes_no_batches_is_refused(table, size):
+    with pytest.raises(ValueError, match="`batch_size` must be an integer"):
+        shuffled(table).batch(size)

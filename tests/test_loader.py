@@ -1046,3 +1046,36 @@ def _essence(state):
             "finished": state["_iterator_finished"],
         }
     )
+
+
+def test_a_lambda_can_collate_in_workers(tmp_path):
+    ds = hls.from_lance(make_table(tmp_path / "t.lance", 100, 20), num_splits=4, shuffle_seed=1)
+    more = 1000
+
+    def loader(workers):
+        return hls.stateful_dataloader(
+            ds, 10, workers, collate_fn=lambda rows: [row["id"] + more for row in rows]
+        )
+
+    assert list(loader(2)) == list(loader(0))
+
+
+def test_batches_are_built_whole_only_where_nothing_sees_the_difference(tmp_path):
+    ds = hls.from_lance(make_table(tmp_path / "t.lance", 100, 20), num_splits=4, shuffle_seed=1)
+    built = [
+        ds,
+        ds.with_format("torch"),
+        ds.select_columns(["id"]),
+    ]
+    by_row = [ds.map(lambda row: row), ds.filter(lambda row: True), ds.take(50)]
+    assert all(hls.stateful_dataloader(one, 10)._builds_batches for one in built)
+    assert not any(hls.stateful_dataloader(one, 10)._builds_batches for one in by_row)
+    own = hls.stateful_dataloader(ds, 10, collate_fn=torch.utils.data.default_collate)
+    assert own._builds_batches
+    assert not hls.stateful_dataloader(ds, 10, collate_fn=list)._builds_batches
+    for one in built:
+        whole = list(hls.stateful_dataloader(one, 7))
+        rows = list(hls.stateful_dataloader(one, 7, collate_fn=list))
+        assert repr(whole) == repr([torch.utils.data.default_collate(batch) for batch in rows])
+        dropped = list(hls.stateful_dataloader(one, 7, drop_last=True))
+        assert repr(dropped) == repr(whole[:-1])
