@@ -10,12 +10,14 @@ from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.factory import from_lance
 from hf_lance_stream.loader import stateful_dataloader
 from hf_lance_stream.merge import merge_state_dicts
+from hf_lance_stream.rank_states import RankStates
 from hf_lance_stream.ranks import PortableState, data_parallel_rank, gather_state_dict
 from hf_lance_stream.stats import ReadStats
 
 __all__ = [
     "LanceIterableDataset",
     "PortableState",
+    "RankStates",
     "ReadStats",
     "data_parallel_rank",
     "from_lance",
@@ -30,6 +32,6 @@ register()
 
 
 def __getattr__(name: str) -> object:
-    if name == "trainer":  # imports transformers, which not everybody needs or has
-        return importlib.import_module("hf_lance_stream.trainer")
+    if name in ("accelerate", "lightning", "trainer"):  # not everybody has what they import
+        return importlib.import_module(f"hf_lance_stream.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,10 +18,11 @@ except ImportError as error:
     ) from error
 
 from hf_lance_stream.dataset import LanceIterableDataset
-from hf_lance_stream.evaluation import EvalLoader, part_of_rank, parts_of
+from hf_lance_stream.evaluation import EvalLoader
 from hf_lance_stream.loader import LanceDataLoader
 from hf_lance_stream.loader import stateful_dataloader as _stateful_dataloader
 from hf_lance_stream.rank_states import RankStates
+from hf_lance_stream.ranks import part_of_rank, parts_of
 from hf_lance_stream.stats import ReadStats
 
 _END = object()

@@ -1,4 +1,4 @@
-"""Which rows a rank has, in training and in evaluation with Hugging Face `Trainer`."""
+"""Evaluation: the rows of each rank, as Hugging Face `Trainer` and accelerate gather them."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -10,44 +10,9 @@ from accelerate.state import GradientState  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader
 
 from hf_lance_stream.dataset import LanceIterableDataset
-from hf_lance_stream.plan import Shard
 from hf_lance_stream.processes import WorkerInit
-from hf_lance_stream.wrappers import changes_rows, sources
-
-
-def part_of_rank(ds: LanceIterableDataset, rank: int, world_size: int) -> LanceIterableDataset:
-    """The part of `ds` that one rank reads: divided once, here or by the user.
-
-    Args:
-        ds: a dataset, whole or already divided by these very ranks.
-        rank: index of this data-parallel rank, in ``[0, world_size)``.
-        world_size: number of data-parallel ranks, at least 1.
-
-    Raises:
-        ValueError: when `ds` is divided in another way, or cannot be divided evenly.
-    """
-    parts = parts_of(ds)
-    if world_size == 1 or parts == {(rank, world_size)}:
-        return ds
-    if parts == {None}:
-        return ds.shard(world_size, rank)
-    raise ValueError(
-        f"`train_dataset` is already divided, as {sorted(map(str, parts))} (rank, world_size), and "
-        f"this is rank {rank} of {world_size}: give the whole dataset, without shard, "
-        "split_dataset_by_node, rank and world_size"
-    )
-
-
-def parts_of(ds: LanceIterableDataset) -> set[Any]:
-    """As which (rank, world_size) the sources of a dataset are divided; None for a whole one."""
-    if ds._distributed is not None:
-        return {(ds._distributed.rank, ds._distributed.world_size)}
-    parts: set[Any] = set()
-    for examples in sources(ds._ex_iterable):
-        shards = [s for s in examples.steps if isinstance(s, Shard) and s.num_parts > 1]
-        found = tuple((s.index, s.num_parts) for s in shards)
-        parts.add(None if not found else found[0] if len(found) == 1 else found)
-    return parts
+from hf_lance_stream.ranks import parts_of
+from hf_lance_stream.wrappers import changes_rows
 
 
 class _EvalRows(torch.utils.data.IterableDataset[Any]):

@@ -23,7 +23,7 @@ from hf_lance_stream.chunks import LARGE_ROW, Chunk, read_chunk
 from hf_lance_stream.convert import Converter
 from hf_lance_stream.permutation import ORDER_VERSION
 from hf_lance_stream.plan import Options, Plan, Reshard, Role, Shard, Step, check_int, make_plan
-from hf_lance_stream.reader import read_ahead
+from hf_lance_stream.reader import MAX_ROWS, read_ahead
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.shards import NumShards, seed_of
 from hf_lance_stream.source import Source
@@ -38,7 +38,7 @@ DEFAULT_READ_BUDGET = 64 << 20
 
 _CHUNK_BYTES = 8 << 20  # read at a time; less if the budget does not hold four
 _LARGE_CHUNK_BYTES = 16 << 20  # the same for large rows, so that runs of them are read
-_CHUNK_ROWS = 8192  # at most, so that the first of many small rows comes soon
+_CHUNK_ROWS = MAX_ROWS
 
 _BLOCK_ROWS = 256  # converted at a time
 _THREADS = {  # chunks read at the same time, by (is_remote, is_large); measured on two cores
@@ -247,9 +247,12 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         return self._state_dict
 
     def _chunk_rows(self) -> int:
+        rows = self._chunk_bytes() // self.source.row_bytes
+        return self.plan.chunk_rows(min(max(rows, 1), _CHUNK_ROWS))
+
+    def _chunk_bytes(self) -> int:
         is_large = self.source.row_bytes >= LARGE_ROW
-        size = min(_LARGE_CHUNK_BYTES if is_large else _CHUNK_BYTES, self.read_budget // 4)
-        return self.plan.chunk_rows(min(max(size // self.source.row_bytes, 1), _CHUNK_ROWS))
+        return min(_LARGE_CHUNK_BYTES if is_large else _CHUNK_BYTES, self.read_budget // 4)
 
     # Iteration.
 
@@ -305,6 +308,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             len(plan),
             chunk or self._chunk_rows(),
             budget=self.read_budget,
+            chunk_bytes=self._chunk_bytes(),
             num_threads=_THREADS[source.is_remote, is_large],
             counters=counters,
             by_rows=by_rows,

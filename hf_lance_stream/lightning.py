@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hf_lance_stream.dataset import LanceIterableDataset
-from hf_lance_stream.evaluation import part_of_rank
 from hf_lance_stream.loader import LanceDataLoader
 from hf_lance_stream.loader import stateful_dataloader as _stateful_dataloader
 from hf_lance_stream.rank_states import RankStates
+from hf_lance_stream.ranks import part_of_rank
 from hf_lance_stream.stats import ReadStats
 
 

@@ -144,6 +144,19 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         return not self._builds_batches
 
     @property
+    def _is_accelerate_prepared(self) -> bool:
+        # Private: accelerate's `prepare` asks this before it would build another loader in place
+        # of this one, which divides the rows a second time.
+        from hf_lance_stream.accelerate import check_prepared
+
+        check_prepared(self)
+        return True
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, value: bool) -> None:
+        pass  # `prepare` also notes it
+
+    @property
     def _asks_workers(self) -> bool:
         """Whether only the workers know where they are."""
         return self.num_workers > 0 and not self._is_counted

@@ -1,12 +1,15 @@
-"""The ranks of a job: their state gathered, and which of them read the same rows."""
+"""The ranks of a job: their state gathered, and which rows each of them reads."""
 
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.loader import LanceDataLoader
 from hf_lance_stream.merge import merge_state_dicts
+from hf_lance_stream.plan import Shard
+from hf_lance_stream.wrappers import sources
 
 _DATA_PARALLEL_NAMES = ("dp", "data", "ddp", "fsdp", "dp_replicate", "dp_shard", "replicate")
 
@@ -87,3 +90,38 @@ def data_parallel_rank(mesh: DeviceMesh, *names: str) -> tuple[int, int]:
         length = mesh.size(known.index(name))
         rank, size = rank * length + mesh.get_local_rank(name), size * length
     return rank, size
+
+
+def part_of_rank(ds: LanceIterableDataset, rank: int, world_size: int) -> LanceIterableDataset:
+    """The part of `ds` that one rank reads: divided once, here or by the user.
+
+    Args:
+        ds: a dataset, whole or already divided by these very ranks.
+        rank: index of this data-parallel rank, in ``[0, world_size)``.
+        world_size: number of data-parallel ranks, at least 1.
+
+    Raises:
+        ValueError: when `ds` is divided in another way, or cannot be divided evenly.
+    """
+    parts = parts_of(ds)
+    if world_size == 1 or parts == {(rank, world_size)}:
+        return ds
+    if parts == {None}:
+        return ds.shard(world_size, rank)
+    raise ValueError(
+        f"`train_dataset` is already divided, as {sorted(map(str, parts))} (rank, world_size), and "
+        f"this is rank {rank} of {world_size}: give the whole dataset, without shard, "
+        "split_dataset_by_node, rank and world_size"
+    )
+
+
+def parts_of(ds: LanceIterableDataset) -> set[Any]:
+    """As which (rank, world_size) the sources of a dataset are divided; None for a whole one."""
+    if ds._distributed is not None:
+        return {(ds._distributed.rank, ds._distributed.world_size)}
+    parts: set[Any] = set()
+    for examples in sources(ds._ex_iterable):
+        shards = [s for s in examples.steps if isinstance(s, Shard) and s.num_parts > 1]
+        found = tuple((s.index, s.num_parts) for s in shards)
+        parts.add(None if not found else found[0] if len(found) == 1 else found)
+    return parts

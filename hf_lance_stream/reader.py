@@ -8,6 +8,7 @@ from time import perf_counter
 from hf_lance_stream.chunks import Chunk
 from hf_lance_stream.stats import Counters
 
+MAX_ROWS = 8192  # of a chunk, so that the first of many small rows comes soon
 MAX_CHUNKS = 16  # that are read, or wait for the consumer, beside the one it has
 
 
@@ -18,6 +19,7 @@ def read_ahead(
     chunk: int,
     *,
     budget: int,
+    chunk_bytes: int = 8 << 20,
     num_threads: int = 2,
     counters: Counters | None = None,
     by_rows: bool = True,
@@ -25,9 +27,9 @@ def read_ahead(
     """Yield ``(stop, read(start, stop))`` for the chunks of ``[begin, end)``, in order.
 
     Chunks end at multiples of `chunk`, wherever the reading begins, so that a resumed reader
-    cuts its rows at the same places; `by_rows` the first are smaller, and come sooner. As many
-    chunks are read ahead as the budget holds, at least one, by the size of those read so far.
-    Closing the iterator ends the threads.
+    cuts its rows at the same places, unless it goes `by_rows`. As many chunks are read ahead as
+    the budget holds, at least one, by the size of those read so far. Closing the iterator ends
+    the threads.
 
     Args:
         read: reads the rows ``[start, stop)``; called in other threads.
@@ -35,11 +37,13 @@ def read_ahead(
         end: one past the last row.
         chunk: rows per chunk, at least 1.
         budget: bytes that may be read ahead, at least 1.
+        chunk_bytes: what a chunk should have when chunks may be of any size.
         num_threads: chunks read at the same time.
         counters: where rows, bytes and times are counted.
         by_rows: the consumer goes by rows, and chunks of any size will do: the first are small,
-            they have fewer rows where rows turn out to be large, and what can be read of a chunk
-            comes before an error is raised at its row. Else it is raised at its chunk.
+            later ones have as many rows as `chunk_bytes` hold by those seen so far, and what can
+            be read of a chunk comes before an error is raised at its row. Else it is raised at
+            its chunk.
     """
     if begin >= end:
         return
@@ -47,7 +51,7 @@ def read_ahead(
     spans = _Spans(begin, end, chunk, by_rows)
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hf_lance_stream")
     pending: deque[tuple[int, int, Future[Chunk]]] = deque()
-    row_bytes, ahead = 0.0, 2  # it starts with little: the first row shall come soon
+    row_bytes, ahead = _RowBytes(), 2  # it starts with little: the first row shall come soon
 
     def submit(count: int) -> None:
         while len(pending) < count and (span := next(spans, None)) is not None:
@@ -68,10 +72,11 @@ def read_ahead(
                 continue
             given = perf_counter()
             size = found.nbytes
-            row_bytes = max(row_bytes, size / max(1, found.num_rows))
+            row_bytes.count(size, found.num_rows, chunk_bytes)
             if by_rows:
-                spans.most = max(1, min(chunk, int(budget / 4 / max(1, row_bytes))))
-            largest = int(row_bytes * spans.most)
+                fitting = int(chunk_bytes / row_bytes.estimate)
+                spans.most = max(1, min(MAX_ROWS, 2 * spans.most, fitting))
+            largest = int(row_bytes.estimate * spans.most)
             submit(min(ahead, MAX_CHUNKS, max(1, budget // max(1, largest))))
             ahead *= 2
             counters.add(found.num_rows, size, given - asked, _num_done(pending))
@@ -86,21 +91,46 @@ def read_ahead(
         pool.shutdown(wait=True)
 
 
+class _RowBytes:
+    """Bytes to expect of a row: the mean, or more for a while after a chunk that was too large."""
+
+    def __init__(self) -> None:
+        self._bytes = self._rows = 0
+        self._recent = 0.0
+
+    @property
+    def estimate(self) -> float:
+        """Bytes per row, at least 1."""
+        return max(1.0, self._bytes / max(1, self._rows), self._recent)
+
+    def count(self, size: int, rows: int, target: float) -> None:
+        """Count a chunk of `size` bytes that should have had at most `target`."""
+        self._bytes += size
+        self._rows += rows
+        self._recent *= 0.8
+        if size > target:
+            self._recent = max(self._recent, size / max(1, rows))
+
+
 class _Spans(Iterator[tuple[int, int]]):
     """Start and stop of each chunk; of at most `most` rows."""
 
     def __init__(self, begin: int, end: int, chunk: int, by_rows: bool) -> None:
         self._start, self._end, self._chunk, self.most = begin, end, chunk, chunk
+        self._by_rows = by_rows
         self._first = deque((8, 8, 4, 2) if by_rows else ())  # parts of a chunk
 
     def __next__(self) -> tuple[int, int]:
         start = self._start
         if start >= self._end:
             raise StopIteration
-        stop = (start // self._chunk + 1) * self._chunk
         if self._first:
-            stop = start + max(1, self._chunk // self._first.popleft())
-        self._start = min(stop, start + self.most, self._end)
+            stop = start + min(self.most, max(1, self._chunk // self._first.popleft()))
+        elif self._by_rows:
+            stop = start + self.most
+        else:
+            stop = (start // self._chunk + 1) * self._chunk
+        self._start = min(stop, self._end)
         return start, self._start
 
 

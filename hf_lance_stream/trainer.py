@@ -20,7 +20,7 @@ try:
     from transformers.trainer_callback import TrainerState
     from transformers.trainer_utils import get_last_checkpoint
 
-    from hf_lance_stream.evaluation import EvalLoader, part_of_rank
+    from hf_lance_stream.evaluation import EvalLoader
 except ImportError as error:
     raise ImportError(
         "hf_lance_stream.trainer needs transformers and accelerate: "
@@ -31,6 +31,7 @@ from hf_lance_stream.checkpoint import STATE_NAME, read_states, write_states
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.loader import LanceDataLoader, stateful_dataloader
 from hf_lance_stream.merge import merge_state_dicts
+from hf_lance_stream.ranks import part_of_rank
 
 _Base: Any = Trainer if TYPE_CHECKING else object
 

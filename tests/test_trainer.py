@@ -30,7 +30,7 @@ from transformers import (
 )
 
 import hf_lance_stream as hls
-from hf_lance_stream.evaluation import part_of_rank
+from hf_lance_stream.ranks import part_of_rank
 from hf_lance_stream.trainer import StatefulTrainer, StatefulTrainerMixin
 
 ROWS, SPLITS, CLUMP, BATCH = 1010, 24, 16, 48
