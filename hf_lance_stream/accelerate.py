@@ -22,7 +22,7 @@ from hf_lance_stream.evaluation import EvalLoader
 from hf_lance_stream.loader import LanceDataLoader
 from hf_lance_stream.loader import stateful_dataloader as _stateful_dataloader
 from hf_lance_stream.rank_states import RankStates
-from hf_lance_stream.ranks import part_of_rank, parts_of
+from hf_lance_stream.ranks import length_of, part_of_rank, parts_of
 from hf_lance_stream.stats import ReadStats
 
 _END = object()
@@ -69,15 +69,10 @@ def stateful_dataloader(
             "datasets `batch_size` is the rows of one process"
         )
     rank, world_size, copies = _data_rank(accelerator.state)
-    if world_size > 1 and parts_of(ds) not in ({None}, {(rank, world_size)}):
-        raise ValueError(
-            f"`ds` is already divided, as {sorted(map(str, parts_of(ds)))} (rank, world_size), and "
-            f"this is process {rank} of {world_size}: give the whole dataset"
-        )
     part = part_of_rank(ds, rank, world_size)
     plain = _stateful_dataloader(part, batch_size, num_workers, **kwargs)
     loader = AcceleratedLoader(plain, accelerator)
-    lengths = gather_object([_length(plain)])
+    lengths = gather_object([length_of(plain)])
     if len(set(lengths)) > 1:
         warnings.warn(
             f"the processes have unequal numbers of batches, {lengths}, and may wait for each "
@@ -195,45 +190,16 @@ class EvaluationLoader(EvalLoader):
     # Private: `Accelerator.prepare` asks this before it builds another loader in place of one.
     _is_accelerate_prepared = True
 
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        ds: LanceIterableDataset,
-        batch_size: int,
-        num_workers: int,
-        rank: int,
-        world_size: int,
-        **options: Any,
-    ) -> None:
-        self._counted = None
-        if _length(ds) is None:
-            num_workers, self._counted = 0, _CountedRows(ds)
-        super().__init__(ds, batch_size, num_workers, rank, world_size, **options)
-        if self._counted is not None:
-            self._rows.ds = self._counted  # type: ignore[assignment]
+    def __init__(self, accelerator: Accelerator, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._device = accelerator.device if accelerator.device_placement else None
         self._non_blocking = accelerator.non_blocking
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in super().__iter__():
-            if self.end_of_dataloader and self._counted is not None:
-                self.remainder = self._counted.rows % self.total_batch_size
             if self._device is not None:
                 batch = send_to_device(batch, self._device, non_blocking=self._non_blocking)
             yield batch
-
-
-class _CountedRows:
-    """The rows of a dataset of unknown length, counted in each pass."""
-
-    def __init__(self, ds: LanceIterableDataset) -> None:
-        self.ds, self.rows = ds, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        self.rows = 0
-        for row in self.ds:
-            self.rows += 1
-            yield row
 
 
 def check_prepared(loader: LanceDataLoader) -> None:
@@ -270,10 +236,3 @@ def _data_rank(state: Any) -> tuple[int, int, int]:
             )
         copies = config.tp_size * config.cp_size
     return state.process_index // copies, state.num_processes // copies, copies
-
-
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except TypeError:
-        return None

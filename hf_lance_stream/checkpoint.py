@@ -45,10 +45,11 @@ def read_states(directory: Path, step: int) -> dict[str, Any]:
         ValueError: the file is missing, damaged, of another release or of another step.
     """
     path = directory / STATE_NAME
-    if not path.exists():
+    if not path.is_file():
         raise ValueError(
             f"{path} is missing, so the place of the data is unknown (was the checkpoint saved by "
-            f"another Trainer, or with save_only_model=True?): {_WAY_OUT}"
+            "another Trainer, or with save_only_model=True?): resume from another checkpoint; or "
+            "set ignore_data_skip=True, to start its epoch anew, with rows seen a second time"
         )
     try:
         content: dict[str, Any] = json.loads(path.read_text())

@@ -9,11 +9,10 @@ from datasets import IterableDataset
 from datasets.iterable_dataset import _BaseExamplesIterable
 
 from hf_lance_stream.convert import FORMATS, Converter
+from hf_lance_stream.iterables import ConvertedIterable, RowsIterable
 from hf_lance_stream.plan import check_int
 from hf_lance_stream.stats import ReadStats, StatsBoard, total_of
 from hf_lance_stream.wrappers import (
-    ConvertedIterable,
-    RowsIterable,
     batch_exactly,
     only_converts,
     rows_below,

@@ -271,13 +271,15 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         state["loader"] = {"num_workers": self.num_workers, "batch_size": self.batch_size}
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
         """Continue at a saved position in the next pass; restores the epoch.
 
         Args:
             state_dict: the state of a loader with the same settings on this rank, or a portable
                 state, from `merge_state_dicts` or `gather_state_dict`, of any. An empty dict
                 lets go of what was loaded.
+            strict: refuse a state of another table, version, filter or order. If False, warn, and
+                continue at the same place; workers that share splits refuse it all the same.
 
         Raises:
             ValueError: when the state does not fit; the message says how it can be made to.
@@ -289,25 +291,25 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         if not state_dict:
             self.dataset._starting_state_dict = None
         else:
-            self._checksaved_workers(state_dict)
+            self._check_saved_workers(state_dict)
             if "examples_iterable" in state_dict:
                 saved = {name: state_dict.get(name) for name in ("examples_iterable", "epoch")}
-                self._load_dataset_state(saved)
+                self._load_dataset_state(saved, strict)
             elif self._is_counted:
-                self.dataset.load_state_dict(merge_state_dicts([state_dict]))
+                self.dataset.load_state_dict(merge_state_dicts([state_dict]), strict)
             elif self._asks_workers and state_dict.get("_iterator_finished"):
                 finished = deepcopy(dict(state_dict))
             elif self._asks_workers:
                 raw = state_dict
             else:
-                self.dataset.load_state_dict(state_dict.get("dataset_state") or {})
+                self.dataset.load_state_dict(state_dict.get("dataset_state") or {}, strict)
             if raw or finished:
                 check_worker_states(state_dict, self.dataset)
                 self.dataset.set_epoch(epoch_of(state_dict))
         self._pass, self._finished_state, self._loaded_raw = None, finished, dict(raw) or None
         self._restart(dict(raw))
 
-    def _checksaved_workers(self, state_dict: Mapping[str, Any]) -> None:
+    def _check_saved_workers(self, state_dict: Mapping[str, Any]) -> None:
         saved = saved_workers(state_dict)
         if saved is not None and saved != self.num_workers:
             raise ValueError(
@@ -316,9 +318,9 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
                 "the states of all ranks"
             )
 
-    def _load_dataset_state(self, saved: dict[str, Any]) -> None:
+    def _load_dataset_state(self, saved: dict[str, Any], strict: bool) -> None:
         before = self.dataset.epoch
-        self.dataset.load_state_dict(saved)
+        self.dataset.load_state_dict(saved, strict)
         if not self._asks_workers:
             return
         self.dataset._starting_state_dict = None

@@ -109,7 +109,7 @@ def part_of_rank(ds: LanceIterableDataset, rank: int, world_size: int) -> LanceI
     if parts == {None}:
         return ds.shard(world_size, rank)
     raise ValueError(
-        f"`train_dataset` is already divided, as {sorted(map(str, parts))} (rank, world_size), and "
+        f"the dataset is already divided, as {sorted(map(str, parts))} (rank, world_size), and "
         f"this is rank {rank} of {world_size}: give the whole dataset, without shard, "
         "split_dataset_by_node, rank and world_size"
     )
@@ -125,3 +125,11 @@ def parts_of(ds: LanceIterableDataset) -> set[Any]:
         found = tuple((s.index, s.num_parts) for s in shards)
         parts.add(None if not found else found[0] if len(found) == 1 else found)
     return parts
+
+
+def length_of(sized: Any) -> int | None:
+    """Length of a dataset or loader, or None where only iterating tells."""
+    try:
+        return len(sized)
+    except TypeError:
+        return None

@@ -67,7 +67,9 @@ def read_ahead(
             except Exception:
                 if not by_rows:
                     raise
-                yield from _up_to_error(read, start, stop)
+                for reached, found in _up_to_error(read, start, stop):
+                    counters.add(found.num_rows, found.nbytes, 0.0, 0)
+                    yield reached, found
                 submit(1)  # it was a fault that has passed
                 continue
             given = perf_counter()
@@ -77,8 +79,8 @@ def read_ahead(
                 fitting = int(chunk_bytes / row_bytes.estimate)
                 spans.most = max(1, min(MAX_ROWS, 2 * spans.most, fitting))
             largest = int(row_bytes.estimate * spans.most)
-            submit(min(ahead, MAX_CHUNKS, max(1, budget // max(1, largest))))
-            ahead *= 2
+            submit(min(ahead, max(1, budget // max(1, largest))))
+            ahead = min(2 * ahead, MAX_CHUNKS)
             counters.add(found.num_rows, size, given - asked, _num_done(pending))
             del future
             yield stop, found

@@ -31,7 +31,7 @@ from hf_lance_stream.checkpoint import STATE_NAME, read_states, write_states
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.loader import LanceDataLoader, stateful_dataloader
 from hf_lance_stream.merge import merge_state_dicts
-from hf_lance_stream.ranks import part_of_rank
+from hf_lance_stream.ranks import length_of, part_of_rank
 
 _Base: Any = Trainer if TYPE_CHECKING else object
 
@@ -56,9 +56,21 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
             ``ignore_data_skip=True`` a missing one starts its epoch anew, with a warning.
     """
 
+    loader_state_strict = True
+    """Set to False to go on at the same place of a table that differs, say because it was moved."""
+
     _checkpoint: str | None = None  # the one to resume from, while `train` runs
     _rng_is_of: Any = None  # the loader for which the random state has been restored
     _before_step: tuple[int, dict[str, Any]] | None = None  # step, and the state before its rows
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        order = cls.__mro__
+        if Trainer in order and order.index(Trainer) < order.index(StatefulTrainerMixin):
+            raise TypeError(
+                f"StatefulTrainerMixin must come before the trainer: got class {cls.__name__}"
+                f"({', '.join(base.__name__ for base in cls.__bases__)}); turn the bases round"
+            )
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train; see `transformers.Trainer.train`."""
@@ -125,7 +137,7 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
 
     def _check_ranks(self, loader: LanceDataLoader | None, problem: str | None) -> None:
         """Raise on every rank what one found, so that none waits for those that have left."""
-        found = self._gather((problem, _length(loader) if loader is not None else None))
+        found = self._gather((problem, length_of(loader) if loader is not None else None))
         problems = [problem for problem, _ in found if problem is not None]
         if problems:
             raise ValueError(problems[0])
@@ -184,6 +196,13 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
         super()._save_rng_state(output_dir)
         loader = self.callback_handler.train_dataloader
         if not isinstance(loader, LanceDataLoader):
+            if isinstance(_dataset_of(loader), LanceIterableDataset):
+                warnings.warn(
+                    f"{output_dir} has no loader state, so that a resume will read everything "
+                    "again: get_train_dataloader must return a loader of hls.stateful_dataloader, "
+                    f"got {type(loader).__name__}",
+                    stacklevel=2,
+                )
             return
         step = self.state.global_step
         if self._before_step is not None and self._before_step[0] == step:
@@ -207,7 +226,7 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
 
     def _counts(self, loader: LanceDataLoader) -> dict[str, int | None]:
         """What must be the same when a run goes on, so that Trainer counts its steps alike."""
-        batches = _length(loader)
+        batches = length_of(loader)
         accumulated = self.args.gradient_accumulation_steps
         return {
             "rows_per_step": loader.batch_size * accumulated * self._data_rank()[1],
@@ -223,8 +242,14 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
                 stacklevel=2,
             )
             return
-        step = TrainerState.load_from_json(str(checkpoint / "trainer_state.json")).global_step
+        trainer_state = checkpoint / "trainer_state.json"
+        if not trainer_state.is_file():
+            raise ValueError(
+                f"{trainer_state} is missing: {checkpoint} is no checkpoint of Trainer"
+            )
+        step = TrainerState.load_from_json(str(trainer_state)).global_step
         saved = read_states(checkpoint, step)
+        self._load(loader, saved, checkpoint)
         counts = self._counts(loader)
         lines = [f"{k}: saved {saved.get(k)}, now {v}" for k, v in counts.items() if saved[k] != v]
         if lines:
@@ -233,12 +258,6 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
                 f"steps count otherwise ({'; '.join(lines)}): keep world_size x "
                 "per_device_train_batch_size x gradient_accumulation_steps, and the dataset"
             )
-        states = saved["states"]
-        if (len(states), saved["num_workers"]) == (self.args.world_size, loader.num_workers):
-            state = states[self.args.process_index]
-        else:
-            state = merge_state_dicts(states)
-        loader.load_state_dict(state)
         steps = counts["steps_per_epoch"]
         first = loader.dataset.epoch
         if steps is None:  # Trainer then takes the whole training for one epoch
@@ -250,6 +269,20 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
             )
         self.args.ignore_data_skip = False  # nothing is read for it, and steps are counted right
         _restored.add(loader)
+
+    def _load(self, loader: LanceDataLoader, saved: dict[str, Any], checkpoint: Path) -> None:
+        states = saved["states"]
+        if (len(states), saved["num_workers"]) == (self.args.world_size, loader.num_workers):
+            state = states[self.args.process_index]
+        else:
+            state = merge_state_dicts(states)
+        try:
+            loader.load_state_dict(state, strict=self.loader_state_strict)
+        except ValueError as error:
+            raise ValueError(
+                f"{checkpoint} does not fit `train_dataset`: {error}\nHere that is done by "
+                "`trainer.loader_state_strict = False`."
+            ) from error
 
 
 class StatefulTrainer(StatefulTrainerMixin, Trainer):
@@ -285,13 +318,6 @@ def _check_accelerator_config(config: Any) -> None:
         )
 
 
-def _length(loader: LanceDataLoader) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
 def _count_epochs_from(loader: LanceDataLoader, first: int) -> None:
     """Let Trainer's epoch 0 be the epoch `first` of the loader."""
     set_epoch = loader.set_epoch
@@ -305,12 +331,16 @@ _restored: WeakSet[LanceDataLoader] = WeakSet()
 _read_and_drop = transformers.trainer.skip_first_batches  # type: ignore[attr-defined]
 
 
+def _dataset_of(dataloader: Any) -> Any:
+    """The dataset of a loader, also of one that accelerate has made of it."""
+    dataset = getattr(dataloader, "dataset", None)
+    return getattr(dataset, "dataset", dataset)
+
+
 def _skip_first_batches(dataloader: Any, num_batches: int = 0) -> Any:
     if dataloader in _restored:
         return dataloader
-    dataset = getattr(dataloader, "dataset", None)
-    dataset = getattr(dataset, "dataset", dataset)
-    if isinstance(dataset, LanceIterableDataset):
+    if isinstance(_dataset_of(dataloader), LanceIterableDataset):
         warnings.warn(
             f"Trainer resumes by reading {num_batches} batches of this epoch again and dropping "
             "them, which takes as long as they took before: hls.trainer.StatefulTrainer (or "

@@ -20,3 +20,10 @@ from helpers import make_table  # noqa: E402
 def table(tmp_path: Path) -> str:
     """T(1000, 250) with the columns id, text and label."""
     return make_table(tmp_path / "pets.lance", 1000, 250, ["id", "text", "label"])
+
+
+@pytest.fixture(scope="module")
+def ranks_table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """T(1010, 250) with the columns id, vector and score: 24 splits do not divide it."""
+    path = tmp_path_factory.mktemp("table") / "t.lance"
+    return make_table(path, 1010, 250, ["id", "vector", "score"])

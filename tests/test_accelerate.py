@@ -1,44 +1,35 @@
 """Hugging Face accelerate: training loops on one and two processes, evaluation on up to three."""
 
-import os
 import pickle
-import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-import lance
-import oracle
-import pyarrow as pa
 import pytest
 import torch
-import torch.distributed as dist
-from helpers import make_table
 from jobs import accelerate_ranks as jobs
 from jobs.trainer_runs import in_ranks
+from ranks import (
+    GLOBAL_BATCH,
+    ROWS,
+    SPLITS,
+    STEPS,
+    needs_gloo,
+    script,
+    steps_of,
+    torchrun,
+    write_numbers,
+)
 
 import hf_lance_stream as hls
 from hf_lance_stream.rank_states import RankStates
 
-ROWS, SPLITS, CLUMP, GLOBAL_BATCH, STEPS = 1010, 24, 16, 48, 21
-README = Path(__file__).parent.parent / "README.md"
-
-pytestmark = pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = needs_gloo
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    """T(1010, 250)."""
-    return make_table(tmp_path_factory.mktemp("table") / "t.lance", ROWS, 250)
-
-
-def steps_of(epoch):
-    """The ids of every global step of an epoch, by the design."""
-    rows = oracle.deal(oracle.cut(oracle.sequence(ROWS, CLUMP, 1, epoch), SPLITS, "drop"))
-    return [rows[i : i + GLOBAL_BATCH] for i in range(0, len(rows), GLOBAL_BATCH)]
+def table(ranks_table):
+    return ranks_table
 
 
 ALL_STEPS = [rows for epoch in range(jobs.EPOCHS) for rows in steps_of(epoch)]
@@ -221,42 +212,6 @@ def test_importing_the_package_imports_neither_accelerate_nor_lightning():
 
 
 # The scripts of the README, under torchrun.
-
-
-def script(name):
-    """A script of the README, which has at most 25 lines."""
-    found = re.search(
-        rf"<!-- script: {name} -->\n```python\n(.*?)^```$",
-        README.read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-    assert found, name
-    assert len([line for line in found[1].splitlines() if line.strip()]) <= 25
-    return found[1]
-
-
-def torchrun(directory, processes):
-    """Run `train.py` of a directory; what it printed."""
-    environment = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    run = subprocess.run(
-        [*command, f"--nproc_per_node={processes}", "train.py"],
-        cwd=directory,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    # Now and then a process aborts in its exit, after its work (cause not known yet).
-    aborted = "terminate called without an active exception" in run.stderr
-    assert run.returncode == 0 or aborted, run.stderr[-5000:]
-    return run.stdout
-
-
-def write_numbers(directory):
-    """The table of the README."""
-    rows = [{"id": n, "x": n / 10} for n in range(1000)]
-    lance.write_dataset(pa.Table.from_pylist(rows), str(directory / "numbers.lance"))
 
 
 @pytest.mark.slow

@@ -32,8 +32,8 @@ from helpers import make_table
 
 import hf_lance_stream as hls
 from hf_lance_stream import examples
+from hf_lance_stream.iterables import BatchesIterable, RowsIterable
 from hf_lance_stream.state import LiveState
-from hf_lance_stream.wrappers import BatchesIterable, RowsIterable
 
 
 class Recorder(_BaseExamplesIterable):

@@ -3,42 +3,21 @@
 import math
 import shutil
 
-import oracle
 import pytest
 import torch
-import torch.distributed as dist
-from helpers import make_table
 from jobs.trainer_runs import in_ranks
-from test_accelerate import (
-    CLUMP,
-    GLOBAL_BATCH,
-    ROWS,
-    SPLITS,
-    STEPS,
-    script,
-    torchrun,
-    write_numbers,
-)
+from ranks import ROWS, SPLITS, STEPS, needs_gloo, script, steps_of, torchrun, write_numbers
 
 pytest.importorskip("pytorch_lightning")
 
 from jobs import lightning_ranks as jobs
 
-pytestmark = pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = needs_gloo
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    """T(1010, 250)."""
-    return make_table(tmp_path_factory.mktemp("table") / "t.lance", ROWS, 250)
-
-
-def steps_of(epoch):
-    """The ids of every global step of an epoch, by the design."""
-    rows = oracle.deal(oracle.cut(oracle.sequence(ROWS, CLUMP, 1, epoch), SPLITS, "drop"))
-    return [rows[i : i + GLOBAL_BATCH] for i in range(0, len(rows), GLOBAL_BATCH)]
+def table(ranks_table):
+    return ranks_table
 
 
 ALL_STEPS = [rows for epoch in range(3) for rows in steps_of(epoch)]

@@ -126,8 +126,10 @@ def test_a_fault_that_passes_is_got_over():
             raise OSError("gone")
         return numbers(start, stop)
 
-    chunks = read_ahead(read, 0, 100, 64, budget=10**6, num_threads=1)
+    counters = Counters()
+    chunks = read_ahead(read, 0, 100, 64, budget=10**6, num_threads=1, counters=counters)
     assert rows_of(chunks) == list(range(100))
+    assert counters._values[0] == 100
 
 
 def test_where_chunks_must_stay_whole_an_error_comes_at_its_chunk():

@@ -28,7 +28,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from datasets.distributed import split_dataset_by_node
-from helpers import ids, make_table, through_json
+from helpers import ids, through_json
+from ranks import CLUMP, GLOBAL_BATCH, ROWS, SPLITS, needs_gloo
 from torch.distributed.device_mesh import init_device_mesh
 
 import hf_lance_stream as hls
@@ -38,19 +39,14 @@ multiprocessing.set_forkserver_preload(
 )
 
 TRAIN = Path(__file__).parent / "jobs" / "train.py"
-ROWS, SPLITS, GLOBAL_BATCH, CLUMP = 1010, 24, 48, 16
 DROP_STEPS, PAD_STEPS = 21, 22  # of an epoch; with "pad" the last one is half a step
 
-pytestmark = pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = needs_gloo
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    """T(1010, 250)."""
-    path = tmp_path_factory.mktemp("table") / "t.lance"
-    return make_table(path, ROWS, 250, ["id", "vector", "score"])
+def table(ranks_table):
+    return ranks_table
 
 
 def dataset(table, rank=0, world_size=1, *, num_splits=SPLITS, **options):

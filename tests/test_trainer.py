@@ -5,6 +5,7 @@ What several ranks do is in `test_trainer_torchrun.py`.
 
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -381,13 +382,65 @@ def test_the_way_out_of_a_missing_state_starts_the_epoch_anew_and_says_so(
         ({"gradient_accumulation_steps": 2}, "rows_per_step: saved 48, now 96"),
         ({"ds": {"shuffle_seed": 2}}, "shuffle_seed"),
         ({"ds": {"shuffle_clump_size": 8}}, "clump"),
-        ({"ds": {"filter": "id < 500"}}, "steps_per_epoch: saved 21, now 10"),
+        ({"ds": {"filter": "id < 500"}}, "filter: saved None, now 'id < 500'"),
+        ({"ds": {"num_splits": 12}}, "num_splits: saved 24, now 12"),
     ],
     ids=str,
 )
 def test_a_run_of_other_rows_is_refused_by_name(table, checkpoint, options, message):
     with pytest.raises(ValueError, match=message):
         train(table, checkpoint, resume=5, **options)
+
+
+def test_rows_appended_to_the_table_are_named_as_another_version(tmp_path):
+    path = make_table(tmp_path / "t.lance", 1010, 250, ["id", "vector", "score"])
+    train(path, tmp_path / "run", stop=5)
+    more = make_table(tmp_path / "more.lance", 480, 250, ["id", "vector", "score"])
+    lance.write_dataset(lance.dataset(more).to_table(), path, mode="append")
+    with pytest.raises(ValueError, match=r"does not fit `train_dataset`(.|\n)*here with version=1"):
+        train(path, tmp_path / "run", resume=5)
+    assert train(path, tmp_path / "run", resume=5, ds={"version": 1})["step"] == 3 * STEPS
+
+
+def test_a_moved_table_goes_on_where_the_user_says_so(table, tmp_path, checkpoint, whole):
+    moved = str(tmp_path / "moved.lance")
+    shutil.copytree(table, moved)
+    with pytest.raises(ValueError, match=r"trainer\.loader_state_strict = False"):
+        train(moved, checkpoint, resume=5)
+    lenient = type("Lenient", (StatefulTrainer,), {"loader_state_strict": False})
+    with pytest.warns(UserWarning, match="continuing at the position of a state that differs"):
+        rest = train(moved, checkpoint, resume=5, trainer=lenient)
+    assert rest["seen"] == whole[1]["seen"][5:]
+
+
+def test_bases_in_the_wrong_order_are_refused():
+    with pytest.raises(TypeError, match="must come before the trainer"):
+        type("Wrong", (Trainer, StatefulTrainerMixin), {})
+
+
+def test_a_loader_of_the_users_own_that_has_no_state_is_told(table, tmp_path):
+    class Own(StatefulTrainer):
+        def get_train_dataloader(self):
+            return torch.utils.data.DataLoader(self.train_dataset.with_format("torch"), 48)
+
+    with pytest.warns(UserWarning, match="no loader state"):
+        train(table, tmp_path, stop=2, trainer=Own)
+    assert not (tmp_path / "checkpoint-2" / "loader_state.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("loader_state.json", lambda path: (path.unlink(), path.mkdir())),
+        ("trainer_state.json", Path.unlink),
+    ],
+)
+def test_what_is_no_file_of_a_checkpoint_is_missing(tmp_path, checkpoint, name, change):
+    path = _copy(checkpoint, tmp_path).parent
+    change(path / name)
+    trainer = StatefulTrainer(Model(), arguments(tmp_path))
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        trainer._restore(None, path)
 
 
 def test_as_many_rows_per_step_in_other_batches_go_on_with_the_rest(table, checkpoint, whole):
