@@ -269,7 +269,7 @@ class LanceIterableDataset(VersionedDataset):
             self.set_epoch(epoch)
             saved = self._placed(deepcopy(state_dict))
             if strict:
-                self.go_to_versions_of(saved["examples_iterable"], allow_moved)
+                self.go_to_versions_of(saved, allow_moved)
             self._check(saved, strict, allow_moved)
         self._starting_state_dict = saved
         self._prepare_ex_iterable_for_iteration()

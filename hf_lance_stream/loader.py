@@ -300,7 +300,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         else:
             self._check_saved_workers(state_dict)
             if "examples_iterable" in state_dict:
-                saved = {name: state_dict.get(name) for name in ("examples_iterable", "epoch")}
+                saved = {name: value for name, value in state_dict.items() if name != "loader"}
                 self._load_dataset_state(saved, strict, allow_moved)
             elif self._is_counted:
                 merged = merge_state_dicts([state_dict])
@@ -379,7 +379,8 @@ def _state_at_epoch(ds: LanceIterableDataset) -> dict[str, Any]:
     """The state of the pass of the dataset's epoch, also when one of another epoch runs."""
     if ds._state_dict["epoch"] == ds.epoch:
         return ds.state_dict()
-    return {"examples_iterable": ds.prepared_source().state_dict(), "epoch": ds.epoch}
+    state = {"examples_iterable": ds.prepared_source().state_dict(), "epoch": ds.epoch}
+    return ds.with_sources(state)
 
 
 def _sharing_batches(ds: LanceIterableDataset, batch_size: int) -> LanceIterableDataset:

@@ -132,23 +132,6 @@ def check_version(state: Mapping[str, Any]) -> None:
         )
 
 
-def states_at(saved: Any, live: Any) -> list[dict[str, Any]]:
-    """The states of ours in a nested state, one for each reader, in their order.
-
-    Args:
-        saved: the nested state of all steps.
-        live: that of the dataset that loads it. Where it has other steps some, or all, are left
-            out.
-    """
-    if isinstance(live, dict) and isinstance(saved, dict):
-        if live.get("type") == STATE_TYPE:
-            return [saved] if saved.get("type") == STATE_TYPE else []
-        return [state for name in live for state in states_at(saved.get(name), live[name])]
-    if isinstance(live, list) and isinstance(saved, list):
-        return [state for pair in zip(saved, live, strict=False) for state in states_at(*pair)]
-    return []
-
-
 def differing_fields(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[str]:
     """The fields in which a saved state differs from the reader that loads it."""
     saved = mapping(state, "fingerprint")

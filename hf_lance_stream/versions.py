@@ -13,9 +13,16 @@ from hf_lance_stream.examples import LanceExamplesIterable
 from hf_lance_stream.features import features_of
 from hf_lance_stream.iteration import IteratedDataset
 from hf_lance_stream.source import Source
-from hf_lance_stream.state import differing_fields, fingerprint_text, mapping, states_at
+from hf_lance_stream.state import (
+    check_state,
+    differing_fields,
+    find_states,
+    fingerprint_text,
+    mapping,
+    new_state,
+)
 from hf_lance_stream.table import Table, reason_of
-from hf_lance_stream.wrappers import replace_source, sources
+from hf_lance_stream.wrappers import only_source, replace_source, sources
 
 logger = logging.getLogger(__name__)
 
@@ -33,29 +40,57 @@ class VersionedDataset(IteratedDataset):
     _ex_iterable: Any
     _versions: torch.Tensor | None = None  # of all tables, int64
 
-    def go_to_versions_of(self, nested: Any, allow_moved: bool = False) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """See `LanceIterableDataset.state_dict`."""
+        return self.with_sources(super().state_dict())
+
+    def with_sources(self, state: dict[str, Any]) -> dict[str, Any]:
+        """`state` with what each source of a mix reads, which its own state does not always tell.
+
+        `interleave_datasets` keeps none of a source that stands at its first row.
+        """
+        if only_source(self._ex_iterable) is None:
+            state["sources"] = [_without_epoch(e.fingerprint) for e in sources(self._ex_iterable)]
+        return state
+
+    def go_to_versions_of(self, saved: Mapping[str, Any], allow_moved: bool = False) -> None:
         """Read the tables at the versions that a state was saved at, if the user left that open.
 
         Where something else differs too nothing is done: the check of the state says what.
 
         Args:
-            nested: the state of all steps, ours innermost.
+            saved: the state of a dataset.
             allow_moved: also when the table is at another place.
 
         Raises:
             FileNotFoundError: a version is gone.
-            ValueError: it is not that of the same table, or has columns of other types.
+            ValueError: it is not that of the same table, or has columns of other types; or a
+                source of a mix reads something else.
         """
-        prepared = self.prepared_source()
-        readers = list(sources(prepared))
-        states = states_at(nested, prepared._state_dict)
-        if len(states) == len(readers):
-            found = [
-                _saved_source(reader, state, allow_moved)
-                for reader, state in zip(readers, states, strict=True)
-            ]
-            _say_so([reader.source for reader in readers], found)
-            self._set_sources(found)
+        readers = list(sources(self._ex_iterable))
+        is_mix = only_source(self._ex_iterable) is None
+        if is_mix:
+            told = saved.get("sources")
+            told = told if isinstance(told, list) else []
+        else:
+            told = [mapping(state, "fingerprint") for state in find_states(saved)][:1]
+        if len(told) != len(readers) or not all(isinstance(one, dict) for one in told):
+            return  # a state of other steps
+        states = [
+            new_state({**one, "epoch": reader.options.epoch}, reader.plan.part())
+            for one, reader in zip(told, readers, strict=True)
+        ]
+        found = [
+            _saved_source(reader, state, allow_moved)
+            for reader, state in zip(readers, states, strict=True)
+        ]
+        _say_so([reader.source for reader in readers], found)
+        self._set_sources(found)
+        for state, reader in zip(states, sources(self._ex_iterable), strict=True):
+            if allow_moved:
+                accept_moved([state], [reader.fingerprint])
+            if is_mix:
+                check_state(state, reader.fingerprint)
 
     def _set_sources(self, new: Sequence[Source]) -> None:
         rest = iter(new)
@@ -109,6 +144,10 @@ def _unpickle(make: Any, arguments: Any, versions: torch.Tensor) -> VersionedDat
     return new
 
 
+def _without_epoch(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fingerprint.items() if name != "epoch"}
+
+
 def _versions_of(some: Iterable[Source]) -> torch.Tensor:
     return torch.tensor([table.version for source in some for table in source.tables])
 
@@ -122,7 +161,7 @@ def _saved_source(
 ) -> Source:
     """What `reader` reads, at the versions of `state`; unchanged where that is not to be."""
     source, saved = reader.source, mapping(state, "fingerprint")
-    differing = set(differing_fields(state, reader.fingerprint)) - {"epoch"}
+    differing = set(differing_fields(state, reader.fingerprint))
     may_differ = _FOLLOWS_VERSION | ({"table"} if allow_moved else set())
     is_fixed = any(table.is_fixed for table in source.tables)
     if "version" not in differing or not differing <= may_differ or is_fixed:
