@@ -250,6 +250,20 @@ def test_a_version_that_was_named_stays_and_a_refusal_changes_nothing(path: str)
     assert ids(ds) == ids(hls.from_lance(path, num_splits=4, shuffle_seed=4))
 
 
+def test_a_state_refused_after_its_version_was_opened_leaves_the_dataset_at_its_own(
+    path: str,
+) -> None:
+    _, state = cut(hls.from_lance(path, **SHUFFLED), 30)
+    state["examples_iterable"]["position"] = 10**6
+    latest = grow(path)
+    ds = hls.from_lance(path, **SHUFFLED)
+    with pytest.raises(ValueError, match="`position` must be an integer in"):
+        ds.load_state_dict(state)
+    for _ in range(2):
+        assert f"version {latest}" in ds.describe()
+        assert ids(ds) == ids(hls.from_lance(path, **SHUFFLED))
+
+
 def test_strict_false_goes_on_in_the_version_of_the_dataset(path: str) -> None:
     _, state = cut(hls.from_lance(path), 30)
     make_table(path, 10, 25, start=100, mode="append")
@@ -290,9 +304,13 @@ def test_another_table_at_the_same_place_is_refused_by_name(path: str) -> None:
     _, state = cut(hls.from_lance(path), 30)
     shutil.rmtree(path)
     make_table(path, 100, 25)
-    for latest in (1, 2, 3):  # before that version, at it, and after it
+    for latest in (1, 2, 3):  # before that version, at it, after it
         ds = hls.from_lance(path)
-        words = "which is gone" if latest == 1 else "files: saved '.*', now '"
+        words = {
+            1: "version 2 of .*pets.lance, which is gone",
+            2: "files: saved '.*', now '",
+            3: "with other files than .*: files: saved '.*', now '.*it was made anew",
+        }[latest]
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             ds.load_state_dict(state)
         lance.dataset(path).delete("id = 99" if latest == 1 else "id = 3")
