@@ -354,9 +354,8 @@ def test_a_transform_gets_decoded_rows_and_later_steps_get_its_rows(pictures: st
     shuffled = ds.shuffle(seed=9)
     assert [row["id"] for row in shuffled] != [row["id"] for row in ds]
     assert sum(len(list(ds.shard(2, n))) for n in range(2)) == ROWS
-    assert [row["id"] for row in islice(ds.skip(10), 5)] == [
-        row["id"] for row in islice(ds, 10, 15)
-    ]
+    ds.set_epoch(0)  # `skip` freezes the order of epoch 0
+    assert ids(ds.skip(10).take(5)) == ids(islice(ds, 10, 15))
 
 
 @pytest.mark.parametrize("on_bad_rows", ["raise", "skip"])
