@@ -14,6 +14,7 @@ from hf_lance_stream.merge import merge_state_dicts
 from hf_lance_stream.rank_states import RankStates
 from hf_lance_stream.ranks import PortableState, data_parallel_rank, gather_state_dict
 from hf_lance_stream.stats import ReadStats
+from hf_lance_stream.versions import pin, unpin
 
 __all__ = [
     "BadRowError",
@@ -25,8 +26,10 @@ __all__ = [
     "from_lance",
     "gather_state_dict",
     "merge_state_dicts",
+    "pin",
     "register",
     "stateful_dataloader",
+    "unpin",
 ]
 __version__ = "0.1.0"
 

@@ -21,6 +21,7 @@ from hf_lance_stream.examples import DEFAULT_READ_BUDGET, LanceExamplesIterable
 from hf_lance_stream.factory import dataset_of, examples_of
 from hf_lance_stream.features import features_of
 from hf_lance_stream.plan import Options, check_int
+from hf_lance_stream.refs import Version
 from hf_lance_stream.source import Source, open_source
 from hf_lance_stream.splits import Tail
 from hf_lance_stream.tables import table_of_database, tables_of_data_files
@@ -39,7 +40,7 @@ class LanceStreamConfig(datasets.BuilderConfig):  # type: ignore[misc]
     """
 
     table: str | None = None
-    table_version: int | str | None = None
+    table_version: Version | None = None
     features: datasets.Features | None = None
     columns: list[str] | None = None
     filter: str | None = None

@@ -15,7 +15,6 @@ from datasets.iterable_dataset import _BaseExamplesIterable
 
 from hf_lance_stream import words
 from hf_lance_stream.examples import LanceExamplesIterable
-from hf_lance_stream.iteration import IteratedDataset
 from hf_lance_stream.permutation import SEED_LIMIT
 from hf_lance_stream.plan import Shard, check_int
 from hf_lance_stream.resume import start_from
@@ -29,6 +28,7 @@ from hf_lance_stream.state import (
     differences,
     find_states,
 )
+from hf_lance_stream.versions import VersionedDataset, accept_moved
 from hf_lance_stream.wrappers import (
     changes_rows,
     count_rows,
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 _KEEP = object()  # marks an argument that was not given
 
 
-class LanceIterableDataset(IteratedDataset):
+class LanceIterableDataset(VersionedDataset):
     """A `datasets.IterableDataset` over Lance tables.
 
     Everything a Hugging Face dataset can do, it does in the same way. What it adds: a shuffle
@@ -65,6 +65,7 @@ class LanceIterableDataset(IteratedDataset):
         Raises:
             TypeError: when a filter, a batched map or a mix of sources makes it unknown.
         """
+        self._follow_workers()
         ex_iterable = self._ex_iterable
         if self._distributed is not None:
             ex_iterable = self.prepared_source()
@@ -231,18 +232,26 @@ class LanceIterableDataset(IteratedDataset):
         state: dict[str, Any] = super().state_dict()
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], strict: bool = True, allow_moved: bool = False
+    ) -> None:
         """Continue at a saved position in the next pass.
 
         It restores the epoch. A later `set_epoch` of the same epoch changes nothing; of another
-        one, or the end of the pass, lets go of the state.
+        one, or the end of the pass, lets go of the state. Where a table has another version by
+        now, and no version number or tag was given, the dataset reads it at the saved version
+        from now on, in later epochs too, and logs a warning.
 
         Args:
             state_dict: what `state_dict` returned.
-            strict: refuse a state of another table, version, filter or order. If False, warn,
-                and continue at the same position in this dataset.
+            strict: refuse a state of another table, filter or order, or of another version than
+                the one that was given. If False, warn, and continue at the same position in this
+                dataset as it is.
+            allow_moved: accept a state of the same table at another place: its files, versions
+                and rows must be the same. The place in the state is never opened.
 
         Raises:
+            FileNotFoundError: the saved version is gone.
             ValueError: when the state does not fit; each field that differs is named.
         """
         if (
@@ -255,16 +264,13 @@ class LanceIterableDataset(IteratedDataset):
                 f"{str(state_dict)[:200]}"
             )
         epoch = check_int("epoch", state_dict["epoch"], 0, 2**63, " in the state")
-        before = self.epoch, self._starting_state_dict
-        self._is_at_end = False
-        self.set_epoch(epoch)
-        try:
+        with self.unchanged_on_failure():
+            self._is_at_end = False
+            self.set_epoch(epoch)
             saved = self._placed(deepcopy(state_dict))
-            self._check(saved, strict)
-        except ValueError:
-            self.set_epoch(before[0])
-            self._starting_state_dict = before[1]
-            raise
+            if strict:
+                self.go_to_versions_of(saved["examples_iterable"], allow_moved)
+            self._check(saved, strict, allow_moved)
         self._starting_state_dict = saved
         self._prepare_ex_iterable_for_iteration()
 
@@ -282,7 +288,7 @@ class LanceIterableDataset(IteratedDataset):
             )
         return {**saved, "examples_iterable": place_state(self.prepared_source(), state)}
 
-    def _check(self, saved: dict[str, Any], strict: bool) -> None:
+    def _check(self, saved: dict[str, Any], strict: bool, allow_moved: bool) -> None:
         """Check `saved` against this dataset at its epoch; adapt it if it need not fit."""
         found = list(find_states(saved))
         for state in found:
@@ -293,6 +299,8 @@ class LanceIterableDataset(IteratedDataset):
         check_steps(saved["examples_iterable"], prepared._state_dict)
         readers = list(sources(prepared))
         only = readers[0] if only_source(prepared) is not None else None
+        if allow_moved:
+            accept_moved(found, [reader.fingerprint for reader in readers])
         for state in found:
             reader = min(readers, key=lambda r: len(differences(state, r.fingerprint)))
             lines = differences(state, reader.fingerprint)
@@ -319,6 +327,7 @@ class LanceIterableDataset(IteratedDataset):
 
     def describe(self) -> str:
         """What is read, in which order and in which parts, in words."""
+        self._follow_workers()
         return words.description(self)
 
     # The class stays.

@@ -192,6 +192,13 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         """A copy with other options, nothing read yet."""
         return self._changed(options, self._steps)
 
+    def with_source(self, source: Source) -> "LanceExamplesIterable":
+        """A copy that reads `source`, nothing read yet."""
+        new = self._changed(self.options, self._steps)
+        new.source = source
+        _ = new.plan  # so that an impossible split is refused here
+        return new
+
     def with_steps(self, *steps: Step) -> "LanceExamplesIterable":
         """A copy with other steps, nothing read yet."""
         new = self._changed(self.options, steps)

@@ -18,6 +18,7 @@ from hf_lance_stream.examples import (
 from hf_lance_stream.features import features_of
 from hf_lance_stream.iterables import TransformedIterable
 from hf_lance_stream.plan import Options, check_int
+from hf_lance_stream.refs import Version
 from hf_lance_stream.shards import dividing_among_ranks
 from hf_lance_stream.source import Source, open_source
 from hf_lance_stream.splits import Tail
@@ -32,7 +33,7 @@ def from_lance(
     shuffle_clump_size: int | None = None,
     epoch: int = 0,
     tail: Tail | None = None,
-    version: int | str | None = None,
+    version: Version | None = None,
     storage_options: dict[str, str] | None = None,
     *,
     with_row_id: bool = False,
@@ -65,8 +66,10 @@ def from_lance(
             ``"drop"`` leaves them out, ``"pad"`` adds the first rows of the epoch until the last
             cycle is complete, ``"keep"`` yields them. Default: "drop" with `num_splits` or more
             than one rank, else "keep". Without splits nothing is dropped.
-        version: version number or tag of the table. Default: the latest. Either way the version
-            is pinned: later changes to the table do not show.
+        version: version number, tag or branch of the table; ``("trial", 3)`` is version 3 of the
+            branch "trial". Default: the latest. Either way the version is pinned: later changes to
+            the table do not show. Without a number or tag a state opens the version it was saved
+            at; see `load_state_dict`.
         storage_options: options for Lance's object store, such as credentials.
         with_row_id: add Lance's row id as the column ``"_rowid"`` (uint64).
         features: features to cast the columns to. Default: those in the schema's Hugging Face

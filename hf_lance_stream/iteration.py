@@ -19,6 +19,8 @@ from hf_lance_stream.wrappers import (
     sources,
 )
 
+_SHARED = ("_epoch", "_versions")  # tensors, which go to workers apart
+
 
 class IteratedDataset(IterableDataset):  # type: ignore[misc]
     """The part of `LanceIterableDataset` that yields rows."""
@@ -144,7 +146,7 @@ class IteratedDataset(IterableDataset):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         # With dill, so that lambdas and local functions reach spawned workers; the epoch and the
         # counters apart from it, so that multiprocessing keeps them in shared memory.
-        state = {name: value for name, value in vars(self).items() if name != "_epoch"}
+        state = {name: value for name, value in vars(self).items() if name not in _SHARED}
         boards = [examples.stats.values for examples in sources(self._ex_iterable)]
         content = dill.dumps(state, recurse=True)
         return _unpickle, (type(self), content, self._epoch, boards)

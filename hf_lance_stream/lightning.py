@@ -12,7 +12,7 @@ from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.loader import LanceDataLoader
 from hf_lance_stream.loader import stateful_dataloader as _stateful_dataloader
 from hf_lance_stream.rank_states import RankStates
-from hf_lance_stream.ranks import part_of_rank
+from hf_lance_stream.ranks import length_of, part_of_rank
 from hf_lance_stream.stats import ReadStats
 
 
@@ -142,7 +142,23 @@ class LightningLoader:
                 f"all ranks, now there are {self._rows_per_step}, so that Lightning would count "
                 "the batches of the epoch wrongly: keep world_size x batch_size"
             )
+        before = length_of(self.loader)
         self._ranks.load_state_dict(state_dict)
+        if length_of(self.loader) != before:
+            self._tell_length()
         self._epoch, self._batches = state_dict["epoch"], state_dict["batches"]
         self._is_placed = not state_dict["finished"]
         self._recent.clear()
+
+    def _tell_length(self) -> None:
+        """Let Lightning count the batches anew: a state went to another version of the table.
+
+        Private: it has counted them just before it loads the states, and keeps the number of
+        batches of each loader, cut to `limit_train_batches`, in the `limits` of all loaders.
+        """
+        combined, limit = self._trainer.fit_loop._combined_loader, self._trainer.limit_train_batches
+        if combined is None or self not in combined.flattened:
+            return
+        length = len(self)
+        most = limit if isinstance(limit, int) else int(length * limit)
+        combined.limits[combined.flattened.index(self)] = min(length, most)

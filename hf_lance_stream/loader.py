@@ -271,8 +271,13 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         state["loader"] = {"num_workers": self.num_workers, "batch_size": self.batch_size}
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], strict: bool = True, allow_moved: bool = False
+    ) -> None:
         """Continue at a saved position in the next pass; restores the epoch.
+
+        A table that has another version by now is read at the saved one, as `load_state_dict` of
+        the dataset says; the loader's length is that of it then.
 
         Args:
             state_dict: the state of a loader with the same settings on this rank, or a portable
@@ -280,8 +285,10 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
                 lets go of what was loaded.
             strict: refuse a state of another table, version, filter or order. If False, warn, and
                 continue at the same place; workers that share splits refuse it all the same.
+            allow_moved: accept a state of the same table at another place.
 
         Raises:
+            FileNotFoundError: the saved version of the table is gone.
             ValueError: when the state does not fit; the message says how it can be made to.
         """
         if not isinstance(state_dict, Mapping):
@@ -294,18 +301,18 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
             self._check_saved_workers(state_dict)
             if "examples_iterable" in state_dict:
                 saved = {name: state_dict.get(name) for name in ("examples_iterable", "epoch")}
-                self._load_dataset_state(saved, strict)
+                self._load_dataset_state(saved, strict, allow_moved)
             elif self._is_counted:
-                self.dataset.load_state_dict(merge_state_dicts([state_dict]), strict)
-            elif self._asks_workers and state_dict.get("_iterator_finished"):
-                finished = deepcopy(dict(state_dict))
-            elif self._asks_workers:
-                raw = state_dict
+                merged = merge_state_dicts([state_dict])
+                self.dataset.load_state_dict(merged, strict, allow_moved)
+            elif not self._asks_workers:
+                inner = state_dict.get("dataset_state") or {}
+                self.dataset.load_state_dict(inner, strict, allow_moved)
             else:
-                self.dataset.load_state_dict(state_dict.get("dataset_state") or {}, strict)
-            if raw or finished:
-                check_worker_states(state_dict, self.dataset)
-                self.dataset.set_epoch(epoch_of(state_dict))
+                state = deepcopy(dict(state_dict))
+                check_worker_states(state, self.dataset, allow_moved)
+                self.dataset.set_epoch(epoch_of(state))
+                raw, finished = ({}, state) if state.get("_iterator_finished") else (state, None)
         self._pass, self._finished_state, self._loaded_raw = None, finished, dict(raw) or None
         self._restart(dict(raw))
 
@@ -318,15 +325,15 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
                 "the states of all ranks"
             )
 
-    def _load_dataset_state(self, saved: dict[str, Any], strict: bool) -> None:
-        before = self.dataset.epoch
-        self.dataset.load_state_dict(saved, strict)
-        if not self._asks_workers:
-            return
-        self.dataset._starting_state_dict = None
-        if saved["examples_iterable"] != self.dataset.prepared_source().state_dict():
-            self.dataset.set_epoch(before)
-            self._refuse_dataset_state()
+    def _load_dataset_state(self, saved: dict[str, Any], strict: bool, allow_moved: bool) -> None:
+        with self.dataset.unchanged_on_failure():
+            self.dataset.load_state_dict(saved, strict, allow_moved)
+            if not self._asks_workers:
+                return
+            loaded, self.dataset._starting_state_dict = self.dataset._starting_state_dict, None
+            assert loaded is not None
+            if loaded["examples_iterable"] != self.dataset.prepared_source().state_dict():
+                self._refuse_dataset_state()
 
     def _refuse_dataset_state(self) -> None:
         if self._asks_workers:

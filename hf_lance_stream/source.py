@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_lance_stream.permutation import Int64Array
+from hf_lance_stream.refs import Version
 from hf_lance_stream.table import Table, check_storage_options, check_version_argument, pin
 
 ROW_ID = "_rowid"
@@ -168,6 +169,17 @@ class Source:
         """All rows of the tables, without the filter, with other columns."""
         return replace(self, columns=tuple(columns), filter=None, with_row_id=False)
 
+    def with_tables(self, tables: Sequence[Table]) -> "Source":
+        """The same choice of columns and rows of other tables, or of other versions.
+
+        Raises:
+            ValueError: they do not have the columns, or the filter does not fit them.
+        """
+        source = replace(self, tables=tuple(tables))
+        _check_columns(tables, self.columns)
+        _ = source.num_rows  # applies the filter, so that its errors come here
+        return source
+
     def _read_table(self, index: int, rows: Int64Array) -> pa.Table:
         table = self.tables[index]
         offsets = rows if self._selections is None else self._selections[index][rows]
@@ -204,7 +216,7 @@ def open_source(
     *,
     columns: Sequence[str] | None = None,
     filter: str | None = None,
-    version: int | str | None = None,
+    version: Version | None = None,
     storage_options: dict[str, str] | None = None,
     with_row_id: bool = False,
     argument: str = "source",
@@ -216,7 +228,7 @@ def open_source(
             of these, read one after the other.
         columns: columns to read; None for all.
         filter: SQL expression on the table's columns.
-        version: version number or tag; None for the latest.
+        version: version number, tag or branch; None for the latest.
         storage_options: passed to Lance when it opens a path or URI.
         with_row_id: add Lance's row id as the column ``"_rowid"``.
         argument: the user's name for `source`, for errors.

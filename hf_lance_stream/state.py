@@ -132,14 +132,40 @@ def check_version(state: Mapping[str, Any]) -> None:
         )
 
 
-def differences(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[str]:
-    """One line for each field in which a saved state differs from the reader that loads it."""
+def states_at(saved: Any, live: Any) -> list[dict[str, Any]]:
+    """The states of ours in a nested state, one for each reader, in their order.
+
+    Args:
+        saved: the nested state of all steps.
+        live: that of the dataset that loads it. Where it has other steps some, or all, are left
+            out.
+    """
+    if isinstance(live, dict) and isinstance(saved, dict):
+        if live.get("type") == STATE_TYPE:
+            return [saved] if saved.get("type") == STATE_TYPE else []
+        return [state for name in live for state in states_at(saved.get(name), live[name])]
+    if isinstance(live, list) and isinstance(saved, list):
+        return [state for pair in zip(saved, live, strict=False) for state in states_at(*pair)]
+    return []
+
+
+def differing_fields(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[str]:
+    """The fields in which a saved state differs from the reader that loads it."""
     saved = mapping(state, "fingerprint")
     return [
-        f"{name}: saved {saved.get(name)!r}, now {fingerprint.get(name)!r}"
+        name
         for name in [*fingerprint, *(name for name in saved if name not in fingerprint)]
         if saved.get(name) != fingerprint.get(name)
         or type(saved.get(name)) is not type(fingerprint.get(name))
+    ]
+
+
+def differences(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[str]:
+    """One line for each of these fields."""
+    saved = mapping(state, "fingerprint")
+    return [
+        f"{name}: saved {saved.get(name)!r}, now {fingerprint.get(name)!r}"
+        for name in differing_fields(state, fingerprint)
     ]
 
 
@@ -161,7 +187,7 @@ def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Non
             + "\n  ".join(lines)
             + f"\nBuild the dataset as it was when the state was saved{version}, or call "
             "`load_state_dict(state, strict=False)` to continue at the same position all the "
-            "same, for example when the table was only moved."
+            "same; a table that was only moved goes on with `allow_moved=True`."
         )
     mapping(state, "part")
     check_count(state, "position")

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.processes import refuse_unsafe_fork
+from hf_lance_stream.refs import Version, find_named, tag, untag, uri_of_handle
 
 if TYPE_CHECKING:
     import lance
@@ -39,11 +40,13 @@ class Table:
         uri: where it is.
         version: its version number.
         storage_options: passed to Lance.
+        is_fixed: whether the user named this very version, so that a state does not change it.
     """
 
     uri: str
     version: int
     storage_options: dict[str, str] | None = field(default=None, repr=False)
+    is_fixed: bool = False
     _handles: dict[int, "lance.LanceDataset"] = field(default_factory=dict, repr=False)
     _requests: dict[int, int] = field(default_factory=dict, repr=False)
 
@@ -67,6 +70,37 @@ class Table:
         """Whether the table is in an object store."""
         scheme = urlsplit(self.uri).scheme if "://" in self.uri else "file"
         return scheme not in ("file", "file-object-store", "memory")
+
+    def at(self, version: int) -> "Table":
+        """The same table at another version; FileNotFoundError when that is gone."""
+        handle = _open(self.uri, version, self.storage_options, "source")
+        return replace(self, version=version, _handles={os.getpid(): handle}, _requests={})
+
+    def tag(self, name: str) -> bool:
+        """Tag this version; whether the tag is new. Errors as `untag`."""
+        return self._change_tag(tag, name)
+
+    def untag(self, name: str) -> bool:
+        """Remove the tag of this version; whether there was one.
+
+        Raises:
+            ValueError: the tag is that of another version, or its name is not allowed.
+            OSError: it cannot be written.
+        """
+        return self._change_tag(untag, name)
+
+    def _change_tag(self, change: Callable[..., bool], name: str) -> bool:
+        what = f"`tag`: {name!r} of {self.name}"
+        try:
+            return change(self.handle, self.uri, name)
+        except LookupError as error:
+            raise ValueError(
+                f"{what} is that of {error}, and version {self.version} is read: choose another "
+                f"name, or remove it with lance.dataset(…).tags.delete({name!r})"
+            ) from error
+        except (ValueError, OSError) as error:
+            kind = ValueError if "ref is invalid" in str(error).lower() else OSError
+            raise kind(f"{what} cannot be written: {reason_of(error)}") from error
 
     def new_requests(self) -> int:
         """Reads of the storage through this handle since this was last asked."""
@@ -94,8 +128,14 @@ class Table:
 
     @cached_property
     def files_digest(self) -> str:
-        """Hash of the names of the data files, which no other table has."""
-        names = (d.path for f in self.handle.get_fragments() for d in f.metadata.files)
+        """Hash of the names of all files with data or deletions, which no other table has."""
+        names: list[str] = []
+        for fragment in self.handle.get_fragments():
+            parts = fragment.metadata
+            names += (file.path for file in parts.files)
+            names += (overlay.data_file.path for overlay in parts.overlays)
+            if parts.deletion_file is not None:
+                names.append(str(parts.deletion_file.id))
         return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
     def matching_offsets(self, filter: str) -> Int64Array:
@@ -165,6 +205,7 @@ class Table:
             "uri": self.uri,
             "version": self.version,
             "storage_options": self.storage_options,
+            "is_fixed": self.is_fixed,
             "_handles": {},
             "_requests": {},
         }
@@ -172,7 +213,7 @@ class Table:
 
 def pin(
     item: Any,
-    version: int | str | None,
+    version: Version | None,
     storage_options: dict[str, str] | None,
     argument: str = "source",
 ) -> Table:
@@ -180,7 +221,7 @@ def pin(
 
     Args:
         item: a path or URI, a `lance.LanceDataset` or an embedded `lancedb` table.
-        version: version number or tag; None for the latest.
+        version: version number, tag or branch; None for the latest.
         storage_options: passed to Lance.
         argument: the user's name for `item`, for errors.
     """
@@ -191,8 +232,9 @@ def pin(
         if isinstance(uri, str):
             if "://" not in uri:
                 uri = os.path.realpath(Path(uri).expanduser())
-            handle = _open(uri, version, storage_options, argument)
-            return Table(uri, handle.version, storage_options, {os.getpid(): handle})
+            number = version if isinstance(version, int) else None
+            handle = _open(uri, number, storage_options, argument)
+            return _at(handle, uri, version, storage_options)
     is_lancedb = type(item).__module__.startswith("lancedb.") and hasattr(item, "to_lance")
     if is_lancedb and not inspect.iscoroutinefunction(item.to_lance):
         try:
@@ -205,24 +247,42 @@ def pin(
     if isinstance(item, lance.LanceDataset):
         options = storage_options or getattr(item, "_storage_options", None)
         uri = item.uri if "://" in item.uri else os.path.realpath(item.uri)
-        if version is not None and version != item.version:
-            try:
-                item = item.checkout_version(version)
-            except (ValueError, OSError) as error:
-                raise _no_such_version(uri, version, error) from error
-        return Table(uri, item.version, options, {os.getpid(): item})
+        return _at(item, uri_of_handle(item, uri), version, options)
     raise ValueError(
         f"`{argument}` must be a path or URI (str or Path), a lance.LanceDataset, an embedded "
         f"lancedb table, or a list of these: got {type(item).__name__}"
     )
 
 
+def _at(
+    handle: "lance.LanceDataset",
+    uri: str,
+    version: Version | None,
+    storage_options: dict[str, str] | None,
+) -> Table:
+    """The open table at `version`; None for where it is."""
+    is_fixed = version is not None
+    try:
+        if isinstance(version, int) and version != handle.version:
+            handle = handle.checkout_version(version)
+        elif isinstance(version, str | tuple):
+            uri, handle, is_fixed = find_named(handle, uri, version)
+    except (ValueError, OSError, LookupError) as error:
+        raise _no_such_version(uri, version, error) from error
+    return Table(uri, handle.version, storage_options, is_fixed, {os.getpid(): handle})
+
+
 def check_version_argument(version: Any) -> None:
-    """Raise ValueError unless `version` is a version number, a tag or None."""
-    is_number = isinstance(version, int) and not isinstance(version, bool) and version >= 0
-    if version is not None and not is_number and not (isinstance(version, str) and version):
+    """Raise ValueError unless `version` is a `Version` or None."""
+    is_pair = isinstance(version, tuple) and len(version) == 2
+    name, number = version if is_pair else (version, version)
+    is_number = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    is_name = isinstance(name, str) and bool(name)
+    is_known = is_name and (is_number or number is None) if is_pair else is_name or is_number
+    if version is not None and not is_known:
         raise ValueError(
-            f"`version` must be a version number, a tag or None: got version={version!r}"
+            "`version` must be a version number, a tag, a branch, or a tuple of a branch and a "
+            f"version number (or None, for the latest): got version={version!r}"
         )
 
 
@@ -240,7 +300,7 @@ def check_storage_options(options: Any) -> None:
 
 def _open(
     uri: str,
-    version: int | str | None,
+    version: int | None,
     storage_options: dict[str, str] | None,
     argument: str,
 ) -> "lance.LanceDataset":
@@ -275,11 +335,11 @@ def _open(
         ) from error
 
 
-def _no_such_version(uri: str, version: int | str, error: Exception) -> FileNotFoundError:
+def _no_such_version(uri: str, version: Any, error: Exception) -> FileNotFoundError:
     return FileNotFoundError(
         f"`version`: {without_password(uri)!r} has no version {version!r}: {reason_of(error)}; "
-        "versions can be cleaned up unless they are tagged; pass a version or tag that exists, or "
-        "leave it out"
+        "versions can be cleaned up unless they are tagged; pass a version, tag or branch that "
+        "exists, or leave it out"
     )
 
 

@@ -57,7 +57,10 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
     """
 
     loader_state_strict = True
-    """Set to False to go on at the same place of a table that differs, say because it was moved."""
+    """Set to False to go on at the same place of a table that differs."""
+
+    loader_state_allow_moved = False
+    """Set to True to go on with the same table at another place."""
 
     _checkpoint: str | None = None  # the one to resume from, while `train` runs
     _rng_is_of: Any = None  # the loader for which the random state has been restored
@@ -125,14 +128,14 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
         try:
             part = part_of_rank(dataset, rank, world_size)
             loader = stateful_dataloader(part, batch_size, args.dataloader_num_workers, **options)
-        except ValueError as error:
+            if self._checkpoint is not None:  # before ranks compare lengths: a table has moved on
+                self._restore(loader, Path(self._checkpoint))
+        except (ValueError, FileNotFoundError) as error:
             problem = str(error)
         self._check_ranks(loader, problem)
         assert loader is not None
         # For the collators, which workers would import transformers for, each of them.
         multiprocessing.set_forkserver_preload(["hf_lance_stream.preload", __name__])
-        if self._checkpoint is not None:
-            self._restore(loader, Path(self._checkpoint))
         return loader
 
     def _check_ranks(self, loader: LanceDataLoader | None, problem: str | None) -> None:
@@ -277,11 +280,14 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
         else:
             state = merge_state_dicts(states)
         try:
-            loader.load_state_dict(state, strict=self.loader_state_strict)
-        except ValueError as error:
+            loader.load_state_dict(
+                state, self.loader_state_strict, allow_moved=self.loader_state_allow_moved
+            )
+        except (ValueError, FileNotFoundError) as error:
             raise ValueError(
-                f"{checkpoint} does not fit `train_dataset`: {error}\nHere that is done by "
-                "`trainer.loader_state_strict = False`."
+                f"{checkpoint} does not fit `train_dataset`: {error}\nHere strict=False is "
+                "`trainer.loader_state_strict = False`, and allow_moved=True is "
+                "`trainer.loader_state_allow_moved = True`."
             ) from error
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.state import check_count, check_steps, differences, find_states, mapping
+from hf_lance_stream.versions import accept_moved
 from hf_lance_stream.wrappers import sources
 
 
@@ -33,13 +34,32 @@ def epoch_of(state: Mapping[str, Any]) -> int:
     return check_count(_worker_states(state)[0] or {}, "epoch")
 
 
-def check_worker_states(state: Mapping[str, Any], ds: LanceIterableDataset) -> None:
-    """Refuse workers' states of other steps, or of another table, before a process starts."""
+def check_worker_states(
+    state: Mapping[str, Any], ds: LanceIterableDataset, allow_moved: bool
+) -> None:
+    """Refuse workers' states of other steps, or of another table, before a process starts.
+
+    Args:
+        state: the state of the loader; with `allow_moved` it is changed in place.
+        ds: the dataset, which goes to the versions of the state; unchanged where that is refused.
+        allow_moved: accept states of the same table at another place.
+    """
+    with ds.unchanged_on_failure():
+        _check_worker_states(state, ds, allow_moved)
+
+
+def _check_worker_states(
+    state: Mapping[str, Any], ds: LanceIterableDataset, allow_moved: bool
+) -> None:
+    for worker in _worker_states(state)[:1]:  # the others are refused below if theirs differ
+        ds.go_to_versions_of(mapping(worker or {}, "examples_iterable"), allow_moved)
     prepared = ds.prepared_source()
     fingerprints = [examples.fingerprint for examples in sources(prepared)]
     for worker in _worker_states(state):
         nested = mapping(worker or {}, "examples_iterable")
         check_steps(nested, prepared._state_dict)
+        if allow_moved:
+            accept_moved(find_states(nested), fingerprints)
         for found in find_states(nested):
             differing = [
                 differences({**found}, {**one, "epoch": found["fingerprint"].get("epoch")})

@@ -537,7 +537,7 @@ def test_a_state_of_another_table_is_refused_with_both_places(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("change", ["append", "delete", "compact"])
-def test_a_state_of_another_version_is_refused_and_the_way_out_works(
+def test_a_state_of_another_version_than_the_one_named_is_refused_and_the_ways_out_work(
     tmp_path: Path, change: str
 ) -> None:
     path = make_table(tmp_path / "pets.lance", 100, 25)
@@ -549,12 +549,14 @@ def test_a_state_of_another_version_is_refused_and_the_way_out_works(
         lance.dataset(path).delete("id = 3")
     else:
         lance.dataset(path).optimize.compact_files(target_rows_per_fragment=1000)
-    ds = hls.from_lance(path, shuffle_seed=1)
-    words = [r"version: saved 1, now \d", "version=1", "strict=False"]
+    latest = lance.dataset(path).version
+    ds = hls.from_lance(path, shuffle_seed=1, version=latest)
+    words = [rf"version: saved 1, now {latest}", "version=1", "strict=False"]
     assert_refused(words, lambda: ds.load_state_dict(state))
-    old = hls.from_lance(path, shuffle_seed=1, version=1)
-    old.load_state_dict(state)
-    assert ids(old) == full[30:]
+    for ways_out in ({"version": 1}, {}):
+        old = hls.from_lance(path, shuffle_seed=1, **ways_out)
+        old.load_state_dict(state)
+        assert ids(old) == full[30:]
 
 
 def test_all_fields_that_differ_are_named_at_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -392,21 +393,42 @@ def test_a_run_of_other_rows_is_refused_by_name(table, checkpoint, options, mess
         train(table, checkpoint, resume=5, **options)
 
 
-def test_rows_appended_to_the_table_are_named_as_another_version(tmp_path):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_goes_on_at_its_version_of_a_table_that_has_moved_on(
+    tmp_path, table, whole, workers, caplog
+):
+    path = str(tmp_path / "t.lance")
+    shutil.copytree(table, path)
+    options = {"dataloader_num_workers": workers}
+    train(path, tmp_path / "run", stop=5, **options)
+    lance.dataset(path).delete("id % 2 = 0")
+    rest = train(path, tmp_path / "run", resume=5, **options)
+    assert rest["seen"] == whole[1]["seen"][5:]  # all three epochs
+    assert rest["step"] == 3 * STEPS
+    assert f"{path} at version 1, not at 2" in caplog.text
+    latest = lance.dataset(path).version
+    with pytest.raises(ValueError, match=r"does not fit `train_dataset`(.|\n)*here with version=1"):
+        train(path, tmp_path / "run", resume=5, ds={"version": latest}, **options)
+
+
+def test_a_run_whose_version_is_gone_is_told_to_tag_it(tmp_path):
     path = make_table(tmp_path / "t.lance", 1010, 250, ["id", "vector", "score"])
     train(path, tmp_path / "run", stop=5)
     more = make_table(tmp_path / "more.lance", 480, 250, ["id", "vector", "score"])
     lance.write_dataset(lance.dataset(more).to_table(), path, mode="append")
-    with pytest.raises(ValueError, match=r"does not fit `train_dataset`(.|\n)*here with version=1"):
+    lance.dataset(path).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
+    with pytest.raises(ValueError, match=r"version 1 of .*t\.lance, which is gone.*hls\.pin"):
         train(path, tmp_path / "run", resume=5)
-    assert train(path, tmp_path / "run", resume=5, ds={"version": 1})["step"] == 3 * STEPS
 
 
 def test_a_moved_table_goes_on_where_the_user_says_so(table, tmp_path, checkpoint, whole):
     moved = str(tmp_path / "moved.lance")
     shutil.copytree(table, moved)
-    with pytest.raises(ValueError, match=r"trainer\.loader_state_strict = False"):
+    with pytest.raises(ValueError, match=r"trainer\.loader_state_allow_moved = True"):
         train(moved, checkpoint, resume=5)
+    exact = type("Exact", (StatefulTrainer,), {"loader_state_allow_moved": True})
+    rest = train(moved, checkpoint, resume=5, trainer=exact)
+    assert rest["seen"] == whole[1]["seen"][5:]
     lenient = type("Lenient", (StatefulTrainer,), {"loader_state_strict": False})
     with pytest.warns(UserWarning, match="continuing at the position of a state that differs"):
         rest = train(moved, checkpoint, resume=5, trainer=lenient)
