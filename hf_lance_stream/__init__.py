@@ -5,6 +5,7 @@ Importing the package registers the builder ``"lance_stream"`` with `datasets`.
 
 import importlib
 
+from hf_lance_stream.bad_rows import BadRowError
 from hf_lance_stream.builder import register
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.factory import from_lance
@@ -16,6 +17,7 @@ from hf_lance_stream.stats import ReadStats
 from hf_lance_stream.versions import pin, unpin
 
 __all__ = [
+    "BadRowError",
     "LanceIterableDataset",
     "PortableState",
     "RankStates",

@@ -15,6 +15,7 @@ from datasets.builder import Key
 from datasets.data_files import DataFilesDict, DataFilesList
 from datasets.load import DatasetModule, PackagedDatasetModuleFactory
 
+from hf_lance_stream.bad_rows import OnBadRows, Transform
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.examples import DEFAULT_READ_BUDGET, LanceExamplesIterable
 from hf_lance_stream.factory import dataset_of, examples_of
@@ -53,6 +54,8 @@ class LanceStreamConfig(datasets.BuilderConfig):  # type: ignore[misc]
     world_size: int | None = None
     batch_size: int | None = None
     read_budget: int = DEFAULT_READ_BUDGET
+    transform: Transform | None = None
+    on_bad_rows: OnBadRows = "raise"
 
 
 class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
@@ -144,6 +147,7 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
             config.rank,
             config.world_size,
             config.read_budget,
+            config.on_bad_rows,
         )
 
     def _as_streaming_dataset_single(
@@ -151,6 +155,7 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
     ) -> LanceIterableDataset:
         return dataset_of(
             splits_generator.gen_kwargs["examples"],
+            transform=self.config.transform,
             info=self.info,
             split=splits_generator.name,
             epoch=check_int("epoch", self.config.epoch, 0, 2**63),
@@ -158,6 +163,10 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
         )
 
     def _prepare_split(self, split_generator: datasets.SplitGenerator, **kwargs: Any) -> None:
+        if self.config.transform is not None:
+            raise ValueError(
+                "`transform` needs streaming=True: call map() on a map-style dataset instead"
+            )
         features = split_generator.gen_kwargs["examples"].table_features
         if features != self.info.features:
             raise ValueError(

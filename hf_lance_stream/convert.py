@@ -55,6 +55,15 @@ class Converter:
         for values in zip(*columns, strict=True):
             yield dict(zip(names, values, strict=True))
 
+    def one(self, row: pa.Table) -> dict[str, Any]:
+        """The row of a table of one row."""
+        return next(self.rows(row))
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a column is decoded, which its rows may make impossible."""
+        return any(map(self._decodes, self._features or ()))
+
     def batch(self, table: pa.Table) -> dict[str, Any]:
         """The table as one batch: what ``format_batch`` makes of it."""
         batch = {name: self._fast(table, name, _BATCHES) for name in table.column_names}

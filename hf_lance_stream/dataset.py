@@ -14,11 +14,11 @@ from datasets import IterableDataset
 from datasets.iterable_dataset import _BaseExamplesIterable
 
 from hf_lance_stream import words
-from hf_lance_stream.examples import LanceExamplesIterable, dividing_among_ranks
+from hf_lance_stream.examples import LanceExamplesIterable
 from hf_lance_stream.permutation import SEED_LIMIT
 from hf_lance_stream.plan import Shard, check_int
 from hf_lance_stream.resume import start_from
-from hf_lance_stream.shards import seed_of
+from hf_lance_stream.shards import dividing_among_ranks, seed_of
 from hf_lance_stream.splits import Layout
 from hf_lance_stream.state import (
     STATE_TYPE,

@@ -7,25 +7,23 @@ examples iterable but not the class of the dataset.
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import torch.utils.data
 from datasets import Features
 from datasets.iterable_dataset import _BaseExamplesIterable
-from datasets.table import table_cast
 
+from hf_lance_stream.bad_rows import BadRows, OnBadRows
 from hf_lance_stream.chunks import LARGE_ROW, Chunk, read_chunk
 from hf_lance_stream.convert import Converter
 from hf_lance_stream.permutation import ORDER_VERSION
 from hf_lance_stream.plan import Options, Plan, Reshard, Role, Shard, Step, check_int, make_plan
 from hf_lance_stream.reader import MAX_ROWS, read_ahead
 from hf_lance_stream.resume import start_from
-from hf_lance_stream.shards import NumShards, seed_of
+from hf_lance_stream.shards import NumShards, divided_as, seed_of
 from hf_lance_stream.source import Source
 from hf_lance_stream.splits import check_divisible
 from hf_lance_stream.state import LiveState, fingerprint_text, new_state
@@ -48,22 +46,9 @@ _THREADS = {  # chunks read at the same time, by (is_remote, is_large); measured
     (True, True): 16,
 }
 
-_divided_as: ContextVar[str | None] = ContextVar("_divided_as", default=None)
-
-
-@contextmanager
-def dividing_among_ranks(name: str) -> Iterator[None]:
-    """Take every ``shard_data_sources`` inside for a division among ranks, which must be even.
-
-    Args:
-        name: what the user calls the number of ranks, for the error.
-    """
-    token = _divided_as.set(name)
-    try:
-        yield
-    finally:
-        _divided_as.reset(token)
-
+Consumer = Literal["tables", "batches", "rows"]
+"""Who iterates over the tables of a source: whom the whole tables of chunks of equal size suit,
+or who gets `Chunk`s of any size and cuts them into batches, or into rows."""
 
 ArrowIterator = Iterator[tuple[Any, pa.Table]]
 
@@ -86,6 +71,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         table_features: features of the columns of `source`.
         steps: sharding and resharding done so far.
         read_budget: bytes read ahead.
+        on_bad_rows: what is done about rows that cannot be cast or decoded.
     """
 
     def __init__(
@@ -95,20 +81,21 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         table_features: Features,
         steps: tuple[Step, ...] = (),
         read_budget: int = DEFAULT_READ_BUDGET,
+        on_bad_rows: OnBadRows = "raise",
     ) -> None:
         super().__init__()
         self.source = source
         self.table_features = table_features
         self.read_budget = read_budget
+        self.on_bad_rows = on_bad_rows
         self.stats = StatsBoard()
         self._options = options
         self._steps = steps
         self._shuffle: np.random.Generator | None = None
         self._plan: Plan | None = None
         self._sleep_on_threads_shutdown = False
-        self.is_read_by_rows = False
-        """Set just before `iter_arrow` by who keeps the position itself: it gets chunks of any
-        size, not tables."""
+        self.consumer: Consumer = "tables"
+        """Set just before `iter_arrow` by who keeps the position itself."""
 
     # What `datasets` asks for before it iterates.
 
@@ -178,10 +165,10 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         Splits go out in contiguous groups whatever `contiguous` says. ``contiguous=False`` is
         how `datasets` splits among ranks and workers; these must get equally many splits.
         """
-        check_int("index" if _divided_as.get() == "num_shards" else "rank", index, 0, num_shards)
+        check_int("index" if divided_as() == "num_shards" else "rank", index, 0, num_shards)
         steps = self._steps
         role: Role = "piece"
-        if (name := _divided_as.get()) is not None:
+        if (name := divided_as()) is not None:
             role = "rank"
             if self.plan.layout is None and name == "world_size":
                 _ = self.num_shards % num_shards  # refuses an uneven division
@@ -220,7 +207,12 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
 
     def _changed(self, options: Options, steps: tuple[Step, ...]) -> "LanceExamplesIterable":
         new = LanceExamplesIterable(
-            self.source, options, self.table_features, steps, self.read_budget
+            self.source,
+            options,
+            self.table_features,
+            steps,
+            self.read_budget,
+            self.on_bad_rows,
         )
         new.stats = self.stats
         return new
@@ -272,19 +264,82 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         # Before `datasets` takes the state that it replays chunks from.
         if self._state_dict is not None and self._state_dict["chunk_rows"] is None:
             self._state_dict["chunk_rows"] = self._chunk_rows()
-        is_by_rows, self.is_read_by_rows = self.is_read_by_rows, False
-        return self._tables(is_by_rows)
+        consumer, self.consumer = self.consumer, "tables"
+        return self._tables(consumer)
 
-    def _tables(self, by_rows: bool) -> Iterator[tuple[int, Any]]:
-        for stop, chunk in self._chunks(by_rows):
+    def _tables(self, consumer: Consumer) -> Iterator[tuple[int, Any]]:
+        for stop, chunk in self._chunks(consumer):
             if self._state_dict is not None:
                 self._state_dict["position"] = stop
-            yield stop, chunk if by_rows else chunk.to_table()
+            yield stop, chunk.to_table() if consumer == "tables" else chunk
 
     def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        return rows_of(self._chunks(by_rows=True), Converter(None), self._state_dict)
+        return self.rows(Converter(None))
 
-    def _chunks(self, by_rows: bool) -> Iterator[tuple[int, Chunk]]:
+    def rows(
+        self, converter: Converter, through: _BaseExamplesIterable | None = None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The rows from the current position on, each with the position after it.
+
+        They are converted a block at a time: then who keeps a row keeps no more than its block.
+
+        Args:
+            converter: makes the rows.
+            through: what stands over this iterable and selects columns of its tables.
+        """
+        state, bad = self._state_dict, self.bad_rows()
+        self.consumer = "rows"
+        for stop, chunk in (through or self).iter_arrow():
+            position = stop - chunk.num_rows
+            for block in chunk.blocks(1 if chunk.is_large else _BLOCK_ROWS):
+                done = 0
+                try:
+                    for row in converter.rows(block):
+                        done += 1
+                        if state is not None:
+                            state["position"] = position + done
+                        yield position + done, row
+                except Exception:
+                    if not converter.decodes:
+                        raise
+                # A row that cannot be decoded ends the conversion of its block.
+                for i in range(done, block.num_rows):
+                    row = self._one_row(block.slice(i, 1), position + i, converter, bad)
+                    if state is not None:
+                        state["position"] = position + i + 1
+                    yield position + i + 1, row
+                position += block.num_rows
+
+    def _one_row(
+        self, row: pa.Table, position: int, converter: Converter, bad: BadRows
+    ) -> dict[str, Any]:
+        try:
+            return converter.one(row)
+        except Exception as error:
+            names = row.column_names
+            return bad.replaced(
+                self.row_at(position), error, lambda other: converter.one(other.select(names))
+            )
+
+    def bad_rows(self) -> BadRows:
+        """What is done about the bad rows of a pass."""
+        options = self.options
+        return BadRows(
+            self.source,
+            self.table_features.arrow_schema,
+            self.on_bad_rows,
+            (options.shuffle_seed or 0, options.epoch),
+            self.stats.counters(),
+        )
+
+    def row_at(self, position: int) -> int:
+        """Number in the source of the row at a position of the pass that is running."""
+        plan, state = self.plan, self._state_dict
+        if state is not None:
+            plan = start_from(state, self.fingerprint, plan).plan
+        return int(plan.rows(position, position + 1)[0])
+
+    def _chunks(self, consumer: Consumer) -> Iterator[tuple[int, Chunk]]:
         """Chunks from the current position on, each with the position after it."""
         plan, source = self.plan, self.source
         begin, chunk, state = 0, None, self._state_dict
@@ -294,20 +349,20 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             plan, begin = start.plan, start.position
             chunk = state["chunk_rows"] = state["chunk_rows"] or self._chunk_rows()
         log_tail(plan, str(source.name))
-        schema = self.table_features.arrow_schema
-
-        counters = self.stats.counters()
-
+        counters, bad = self.stats.counters(), self.bad_rows()
         is_large = source.row_bytes >= LARGE_ROW
+        decoder = Converter(None, self.table_features)
+        # Who goes by rows replaces one that cannot be decoded when it decodes it. Others get
+        # tables, so that all rows are decoded here to see whether they can be.
+        is_checked = consumer != "rows" and self.on_bad_rows != "raise" and decoder.decodes
 
         def read(start: int, stop: int) -> Chunk:
+            rows = plan.rows(start, stop)
             found = read_chunk(
-                lambda rows: _cast(source.read(rows), schema),
-                plan.rows(start, stop),
-                in_runs=is_large,
+                lambda rows: bad.cast(source.read(rows), rows), rows, in_runs=is_large
             )
             counters.requested(source.new_requests())
-            return found
+            return bad.decodable(found, rows, decoder) if is_checked else found
 
         return read_ahead(
             read,
@@ -318,7 +373,7 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
             chunk_bytes=self._chunk_bytes(),
             num_threads=_THREADS[source.is_remote, is_large],
             counters=counters,
-            by_rows=by_rows,
+            by_rows=consumer != "tables",
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -328,40 +383,6 @@ class LanceExamplesIterable(_BaseExamplesIterable):  # type: ignore[misc]
         new = object.__new__(LanceExamplesIterable)
         new.__dict__.update(self.__dict__)
         return new
-
-
-def rows_of(
-    chunks: Iterator[tuple[int, Chunk]], converter: Converter, state: dict[str, Any] | None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of the chunks of a source, each with the position after it, which `state` gets.
-
-    They are converted a block at a time: then who keeps a row keeps no more than its block.
-    """
-    for stop, chunk in chunks:
-        position = stop - chunk.num_rows
-        for block in chunk.blocks(1 if chunk.is_large else _BLOCK_ROWS):
-            for row in converter.rows(block):
-                position += 1
-                if state is not None:
-                    state["position"] = position
-                yield position, row
-
-
-def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with the types of `schema`; an error names the column."""
-    try:
-        return table_cast(table, schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as error:
-        for name in schema.names:
-            try:
-                table_cast(table.select([name]), pa.schema([schema.field(name)]))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, ValueError) as why:
-                raise ValueError(
-                    f"column {name!r} has a value that cannot be cast from "
-                    f"{table.schema.field(name).type} to {schema.field(name).type}: {why}; give it "
-                    "another feature"
-                ) from error
-        raise
 
 
 @functools.cache  # once for each table and layout

@@ -8,16 +8,18 @@ from typing import Any
 
 from datasets import DatasetInfo, Features, NamedSplit
 
+from hf_lance_stream.bad_rows import OnBadRows, Transform, check_on_bad_rows
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.examples import (
     DEFAULT_READ_BUDGET,
     LanceExamplesIterable,
-    dividing_among_ranks,
     log_tail,
 )
 from hf_lance_stream.features import features_of
+from hf_lance_stream.iterables import TransformedIterable
 from hf_lance_stream.plan import Options, check_int
 from hf_lance_stream.refs import Version
+from hf_lance_stream.shards import dividing_among_ranks
 from hf_lance_stream.source import Source, open_source
 from hf_lance_stream.splits import Tail
 
@@ -40,6 +42,8 @@ def from_lance(
     world_size: int | None = None,
     batch_size: int | None = None,
     read_budget: int = DEFAULT_READ_BUDGET,
+    transform: Transform | None = None,
+    on_bad_rows: OnBadRows = "raise",
     split: str | NamedSplit | None = None,
 ) -> LanceIterableDataset:
     """Stream Lance tables as a Hugging Face dataset.
@@ -77,6 +81,13 @@ def from_lance(
             `stateful_dataloader` sets it by itself. Default: workers share splits.
         read_budget: bytes that are read ahead of the consumer, at least 1; a stream takes at most
             three times as much memory. Each DataLoader worker has its own. Default: 64 MiB.
+        transform: function that makes a row of a row, both dicts; it gets python objects, media
+            decoded. Unlike one given to ``map`` it may fail on single rows: see `on_bad_rows`.
+        on_bad_rows: what is done about a row that cannot be cast to the features or decoded, or on
+            which `transform` raises. ``"raise"`` raises `BadRowError`, which names the row and its
+            row id. ``"skip"`` puts another row of the same tables in its place, drawn by seed,
+            epoch and the bad row, so that all ranks keep their number of rows and a resumed run
+            has the same rows; ``stats().bad_rows`` counts them. ``"warn"`` logs them too.
         split: name of the Hugging Face split, such as "train".
 
     Returns:
@@ -110,8 +121,8 @@ def from_lance(
         storage_options=storage_options,
         with_row_id=with_row_id,
     )
-    examples = examples_of(opened, options, features, rank, world_size, read_budget)
-    return dataset_of(examples, split=split, epoch=epoch)
+    examples = examples_of(opened, options, features, rank, world_size, read_budget, on_bad_rows)
+    return dataset_of(examples, transform=transform, split=split, epoch=epoch)
 
 
 def examples_of(
@@ -121,11 +132,16 @@ def examples_of(
     rank: int | None,
     world_size: int | None,
     read_budget: int,
+    on_bad_rows: OnBadRows,
 ) -> LanceExamplesIterable:
     """The rows of `source` that a rank reads; an impossible split is refused here."""
     read_budget = check_int("read_budget", read_budget, 1, 2**62, " (bytes to read ahead)")
     examples = LanceExamplesIterable(
-        source, options, features_of(source, features), read_budget=read_budget
+        source,
+        options,
+        features_of(source, features),
+        read_budget=read_budget,
+        on_bad_rows=check_on_bad_rows(on_bad_rows),
     )
     _ = examples.plan
     if (rank is None) != (world_size is None):
@@ -141,18 +157,21 @@ def examples_of(
 def dataset_of(
     examples: LanceExamplesIterable,
     *,
+    transform: Transform | None = None,
     info: DatasetInfo | None = None,
     split: str | NamedSplit | None = None,
     epoch: int = 0,
     token_per_repo_id: dict[str, Any] | None = None,
 ) -> LanceIterableDataset:
-    """A dataset of `examples` with their features."""
+    """A dataset of `examples` with their features, or of what `transform` makes of them."""
+    if transform is not None and not callable(transform):
+        raise ValueError(f"`transform` must be a function of a row or None: got {transform!r}")
     if split is not None and not isinstance(split, str):
         raise ValueError(f"`split` must be the name of a split, such as 'train': got {split!r}")
     info = info.copy() if info is not None else DatasetInfo()
-    info.features = examples.table_features.copy()
+    info.features = examples.table_features.copy() if transform is None else None
     dataset = LanceIterableDataset(
-        examples,
+        examples if transform is None else TransformedIterable(examples, transform),
         info=info,
         split=NamedSplit(split) if isinstance(split, str) else split,
         token_per_repo_id=token_per_repo_id,

@@ -12,9 +12,10 @@ import pyarrow as pa
 from datasets import Features
 from datasets.iterable_dataset import _BaseExamplesIterable
 
+from hf_lance_stream.bad_rows import Transform
 from hf_lance_stream.chunks import Chunk
 from hf_lance_stream.convert import Converter
-from hf_lance_stream.examples import rows_of
+from hf_lance_stream.examples import LanceExamplesIterable
 
 _BLOCK_ROWS = 256  # put in order at a time
 
@@ -37,12 +38,13 @@ class _Transparent(_BaseExamplesIterable):  # type: ignore[misc]
         self._state_dict = state
         return state
 
-    def _read_by_rows(self) -> None:
-        """Get chunks from the source, for the position is kept here."""
+    @property
+    def source(self) -> LanceExamplesIterable:
+        """The source at the end of the chain."""
         source = self.ex_iterable
-        while hasattr(source, "ex_iterable"):
+        while not isinstance(source, LanceExamplesIterable):
             source = source.ex_iterable
-        source.is_read_by_rows = True
+        return source
 
     def _over(self, ex_iterable: _BaseExamplesIterable) -> Self:
         new = copy(self)
@@ -99,19 +101,55 @@ class RowsIterable(_Transparent):
         if self._converter is None:
             yield from self.ex_iterable
             return
-        self._read_by_rows()
-        yield from rows_of(self.ex_iterable.iter_arrow(), self._converter, self._state_dict)
+        yield from self.source.rows(self._converter, through=self.ex_iterable)
 
     @property
     def can_collate(self) -> bool:
         """Whether batches can be made of its tables."""
-        return self._converter is not None
+        if self._converter is None:
+            return False
+        return self.source.on_bad_rows == "raise" or not self._converter.decodes
 
     def collated(self, batch_size: int, drop_last: bool) -> "CollatedIterable":
         """The same rows in batches, collated as torch would."""
         assert self._converter is not None
         tables = BatchesIterable(self.ex_iterable, batch_size, drop_last)
         return CollatedIterable(tables, self._converter)
+
+
+class TransformedIterable(_Transparent):
+    """The rows of a source, decoded and given to a function, an exact state, nothing left out.
+
+    Args:
+        ex_iterable: a `LanceExamplesIterable`.
+        transform: makes a row of a row.
+    """
+
+    def __init__(self, ex_iterable: LanceExamplesIterable, transform: Transform) -> None:
+        super().__init__(ex_iterable)
+        self._transform = transform
+
+    def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        source = self.source
+        converter, bad = Converter(None, source.table_features), source.bad_rows()
+        for position, row in source.rows(converter):
+            try:
+                made = self._made(row)
+            except Exception as error:
+                made = bad.replaced(
+                    source.row_at(position - 1),
+                    error,
+                    lambda other: self._made(converter.one(other)),
+                )
+            if not isinstance(made, dict):
+                raise ValueError(
+                    f"`transform` must return a dict, a row: got {type(made).__name__} for the row "
+                    f"{list(row)}"
+                )
+            yield position, made
+
+    def _made(self, row: dict[str, Any]) -> dict[str, Any]:
+        return self._transform(row)
 
 
 class ConvertedIterable(_Transparent):
@@ -145,8 +183,40 @@ class CollatedIterable(_Transparent):
         self._converter = converter
 
     def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        for key, table in self.ex_iterable.iter_arrow():
-            yield key, self._converter.collated(table)
+        for stop, table in self.ex_iterable.iter_arrow():
+            yield (
+                stop,
+                converted(self.source, self._converter, self._converter.collated, stop, table),
+            )
+
+
+def converted(
+    source: LanceExamplesIterable,
+    converter: Converter,
+    convert: Callable[[pa.Table], dict[str, Any]],
+    stop: int,
+    table: pa.Table,
+) -> dict[str, Any]:
+    """What a method of `converter` makes of a batch; an error names a row that it cannot decode.
+
+    Args:
+        source: where the rows are from.
+        converter: makes batches of tables.
+        convert: its method.
+        stop: position after the batch.
+        table: the rows of the batch.
+    """
+    try:
+        return convert(table)
+    except Exception:
+        if converter.decodes:
+            for i in range(table.num_rows):
+                try:
+                    converter.one(table.slice(i, 1))
+                except Exception as error:
+                    row = source.row_at(stop - table.num_rows + i)
+                    raise source.bad_rows().error(row, error) from error
+        raise
 
 
 class BatchesIterable(_Transparent):
@@ -177,7 +247,7 @@ class BatchesIterable(_Transparent):
         yield from self.ex_iterable
 
     def _iter_arrow(self) -> Iterator[tuple[Any, pa.Table]]:
-        self._read_by_rows()
+        self.source.consumer = "batches"
         rest: list[pa.Table] = []  # of a batch that goes on in the next chunk
         stop = held = 0
         for stop, chunk in self.ex_iterable.iter_arrow():

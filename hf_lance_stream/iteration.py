@@ -9,7 +9,7 @@ from datasets import IterableDataset
 from datasets.iterable_dataset import _BaseExamplesIterable
 
 from hf_lance_stream.convert import FORMATS, Converter
-from hf_lance_stream.iterables import ConvertedIterable, RowsIterable
+from hf_lance_stream.iterables import ConvertedIterable, RowsIterable, converted
 from hf_lance_stream.plan import check_int
 from hf_lance_stream.stats import ReadStats, StatsBoard, total_of
 from hf_lance_stream.wrappers import (
@@ -65,7 +65,11 @@ class IteratedDataset(IterableDataset):  # type: ignore[misc]
         finally:
             self._is_asked_for_batches = False
         converter = Converter(format_type, self.features, self._token_per_repo_id)
-        return (converter.batch(table) for _, table in prepared.iter_arrow())
+        source = next(sources(prepared))
+        return (
+            converted(source, converter, converter.batch, stop, table)
+            for stop, table in prepared.iter_arrow()
+        )
 
     def _one_pass(self, rows: Iterator[Any]) -> Iterator[Any]:
         """Yield all of `rows`; a pass that is over forgets the state it started from."""

@@ -1,5 +1,8 @@
 """What `datasets` gives and takes in places of its own: a number of shards, a generator."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from typing import Any
 
@@ -7,6 +10,27 @@ import numpy as np
 
 from hf_lance_stream.permutation import SEED_LIMIT
 from hf_lance_stream.splits import check_divisible, suggest_num_splits
+
+_divided_as: ContextVar[str | None] = ContextVar("_divided_as", default=None)
+
+
+def divided_as() -> str | None:
+    """What the user calls the number of ranks, inside `dividing_among_ranks`."""
+    return _divided_as.get()
+
+
+@contextmanager
+def dividing_among_ranks(name: str) -> Iterator[None]:
+    """Take every ``shard_data_sources`` inside for a division among ranks, which must be even.
+
+    Args:
+        name: what the user calls the number of ranks, for the error.
+    """
+    token = _divided_as.set(name)
+    try:
+        yield
+    finally:
+        _divided_as.reset(token)
 
 
 class NumShards(int):

@@ -154,6 +154,17 @@ class Source:
         back[by_table] = np.arange(by_table.size)
         return together.take(pa.array(back)).combine_chunks()
 
+    def place_of(self, row: int) -> str:
+        """Where a row is, in words: its number in its table, with Lance's id of it."""
+        index = int(np.searchsorted(self._table_stops, row, side="right"))
+        table = self.tables[index]
+        offset = row - (int(self._table_stops[index - 1]) if index else 0)
+        if self._selections is not None:
+            offset = int(self._selections[index][offset])
+        found = table.take(np.array([offset], dtype=np.int64), [ROW_ID], [])
+        row_id = found.column(ROW_ID)[0].as_py()
+        return f"row {offset} ({ROW_ID} {row_id}) of {table.name} at version {table.version}"
+
     def select(self, columns: Sequence[str]) -> "Source":
         """All rows of the tables, without the filter, with other columns."""
         return replace(self, columns=tuple(columns), filter=None, with_row_id=False)

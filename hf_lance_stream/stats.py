@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-_FIELDS = ("rows", "bytes", "chunks", "requests", "waiting", "consuming", "queue")
+_FIELDS = ("rows", "bytes", "chunks", "requests", "waiting", "consuming", "queue", "bad_rows")
 _SLOTS = 65  # this process and 64 workers; more share slots
 
 
@@ -24,6 +24,8 @@ class ReadStats:
         waiting_seconds: time in which the consumer waited for rows.
         consuming_seconds: time between, in which it worked on them.
         queue_depth: chunks that lay ready when the last one was taken, added over workers.
+        bad_rows: rows that had another one put in their place; see ``on_bad_rows`` of
+            `from_lance`.
     """
 
     rows: int = 0
@@ -33,6 +35,7 @@ class ReadStats:
     waiting_seconds: float = 0.0
     consuming_seconds: float = 0.0
     queue_depth: int = 0
+    bad_rows: int = 0
 
     @property
     def waiting_fraction(self) -> float:
@@ -46,6 +49,7 @@ class ReadStats:
             f"{self.requests:,} requests; waited {self.waiting_seconds:.2f} s for data, worked "
             f"{self.consuming_seconds:.2f} s ({self.waiting_fraction:.0%} waiting); "
             f"{self.queue_depth} chunks ready"
+            + (f"; {self.bad_rows:,} bad rows replaced" if self.bad_rows else "")
         )
 
 
@@ -72,6 +76,10 @@ class Counters:
     def requested(self, count: int) -> None:
         """Count requests to the storage; called by several threads."""
         self._add(requests=count)
+
+    def bad_row(self) -> None:
+        """Count a row that another one replaces; called by several threads."""
+        self._add(bad_rows=1)
 
     def consumed(self, seconds: float) -> None:
         """Count the time the consumer worked on a chunk."""

@@ -28,7 +28,7 @@ from datasets.iterable_dataset import (
 
 from hf_lance_stream.convert import FORMATS, Converter
 from hf_lance_stream.examples import LanceExamplesIterable
-from hf_lance_stream.iterables import BatchesIterable, RowsIterable
+from hf_lance_stream.iterables import BatchesIterable, RowsIterable, TransformedIterable
 from hf_lance_stream.state import STATE_TYPE
 
 _ROW_FOR_ROW = (
@@ -37,6 +37,7 @@ _ROW_FOR_ROW = (
     RebatchedArrowExamplesIterable,
     RowsIterable,
     SelectColumnsIterable,
+    TransformedIterable,
 )
 _PASSES_SHUFFLE_ON = (*_ROW_FOR_ROW, MappedExamplesIterable, RepeatExamplesIterable)
 _YIELDS_ROWS = (

@@ -156,7 +156,7 @@ def test_prepare_leaves_a_plain_loader_as_it_is(table, tmp_path, world_size):
         assert ["unequal numbers" in message for message in uneven] == [True] * (world_size - 1)
     if world_size > 1:
         assert "must be divided by its processes" in messages[0]
-        assert messages[1].startswith("`ds` ")
+        assert messages[1].startswith("the dataset is already divided")
         assert "must be whole" in messages[2]
 
 

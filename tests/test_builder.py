@@ -53,6 +53,7 @@ def ids_from(*firsts: int) -> list[int]:
 
 # Options.
 
+
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"columns": ["label", "id"]},
@@ -71,6 +72,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"num_splits": 8, "rank": 1, "world_size": 4},
     {"num_splits": 8, "shuffle_seed": 3, "batch_size": 4},
     {"num_splits": 8, "read_budget": 1000},
+    {"num_splits": 8, "on_bad_rows": "skip"},
     {"num_splits": 8, "shuffle_seed": 3, "rank": 3, "world_size": 4, "columns": ["id"]},
 ]
 
@@ -87,7 +89,7 @@ def versions(tmp_path: Path) -> str:
 
 def test_the_options_tested_are_all_there_are() -> None:
     tested = {name for options in OPTIONS for name in options}
-    elsewhere = {"source", "storage_options", "split"}
+    elsewhere = {"source", "storage_options", "split", "transform"}
     assert tested | elsewhere == set(inspect.signature(hls.from_lance).parameters)
 
 

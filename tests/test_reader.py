@@ -176,8 +176,9 @@ def test_counters_add_up():
     next(chunks)
     time.sleep(0.05)
     rows_of(chunks)
-    rows, size, count, _, waiting, consuming, _ = counters._values.tolist()
+    rows, size, count, _, waiting, consuming, _, bad = counters._values.tolist()
     assert (rows, size, count) == (1000, 8000, 14)  # the first are smaller
+    assert bad == 0
     assert consuming >= 0.05
     assert waiting >= 0
 
