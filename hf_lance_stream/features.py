@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,12 @@ from datasets import Features
 from datasets.packaged_modules.lance.lance import MAGIC_BYTES_EXTENSION_AND_FEATURE_TYPES
 from datasets.table import table_cast
 
+from hf_lance_stream.blobs import NAME_TYPE
+from hf_lance_stream.lazy import LazyBlob
 from hf_lance_stream.source import Source
 
 _SNIFFED_ROWS = 16  # rows looked at for the first bytes that are not null
+_SNIFFED_BYTES = 64
 
 MediaFeature = Any  # Audio | Image | Video, which are untyped here
 
@@ -34,6 +38,8 @@ def features_of(source: Source, features: Features | None = None) -> Features:
         if not isinstance(features, Features):
             raise ValueError(f"`features` must be a datasets.Features or None: got {features!r}")
         _check_names(schema, features)
+        if source.blobs == "lazy":
+            _check_lazy(schema, features)
         _check_cast(schema, features)
         return Features({name: features[name] for name in schema.names})
     found = _from_schema(schema)
@@ -47,6 +53,8 @@ def features_of(source: Source, features: Features | None = None) -> Features:
                 )
     if not isinstance(schema.metadata, Mapping) or b"huggingface" not in schema.metadata:
         found.update(_sniff(source))
+    if source.blobs == "lazy":
+        found = {name: _lazy(schema.field(name).type, found[name]) for name in found}
     return Features(found)
 
 
@@ -62,6 +70,33 @@ def _from_schema(schema: pa.Schema) -> dict[str, Any]:
                 f"cannot hold ({error}); leave it out with `columns`, or store it as another type"
             ) from error
     return found
+
+
+def _lazy(kind: pa.DataType, found: Any) -> Any:
+    """A feature `found` for an Arrow type, with files for the lazy blobs in it."""
+    if kind == NAME_TYPE:
+        return LazyBlob()
+    if pa.types.is_struct(kind) and isinstance(found, dict):
+        return {name: _lazy(kind.field(name).type, found[name]) for name in found}
+    return found
+
+
+def _check_lazy(schema: pa.Schema, features: Features) -> None:
+    for field in schema:
+        if not _is_lazy(field.type, features[field.name]):
+            raise ValueError(
+                f"`features` must have LazyBlob() for the blobs of column {field.name!r}: with "
+                f"blobs='lazy' these are files, not bytes; got {features[field.name]}"
+            )
+
+
+def _is_lazy(kind: pa.DataType, feature: Any) -> bool:
+    """Whether a feature has files for the lazy blobs of an Arrow type."""
+    if kind == NAME_TYPE:
+        return isinstance(feature, LazyBlob)
+    if not pa.types.is_struct(kind) or not isinstance(feature, dict):
+        return True
+    return all(_is_lazy(child.type, feature.get(child.name)) for child in kind)
 
 
 def _check_names(schema: pa.Schema, features: Features) -> None:
@@ -98,15 +133,25 @@ def _sniff(source: Source) -> dict[str, MediaFeature]:
     ]
     if not names:
         return {}
-    table = source.select(names)
-    rows = table.read(np.arange(min(_SNIFFED_ROWS, table.num_rows)))
     found: dict[str, MediaFeature] = {}
     for name in names:
-        first = next((v.as_py() for v in rows.column(name) if v.is_valid), None)
-        feature = _media_feature(first) if first else None
+        feature = _media_feature(_first_bytes(source.select([name])))
         if feature is not None:
             found[name] = feature
     return found
+
+
+def _first_bytes(source: Source) -> bytes:
+    """How the first value of a column that is not null starts; of a blob no more is read."""
+    source = replace(source, blobs="lazy")
+    for count in (1, _SNIFFED_ROWS):  # large values are not read in numbers to see that
+        rows = source.read(np.arange(min(count, source.num_rows)))
+        first = next((v.as_py() for v in rows.column(0) if v.is_valid), None)
+        if isinstance(first, bytes):
+            return first
+        if first is not None:
+            return bytes(LazyBlob().decode_example(first).read(_SNIFFED_BYTES))
+    return b""
 
 
 def _media_feature(data: bytes) -> MediaFeature | None:
