@@ -22,13 +22,15 @@ NAME_TYPE = pa.struct(
     [
         ("table", pa.string()),
         ("version", pa.int64()),
+        ("files", pa.string()),
         ("column", pa.string()),
         ("row", pa.int64()),
         ("size", pa.int64()),
     ]
 )
-"""What names one blob: URI and version of the table, path of the column, number of the row among
-the live rows, and bytes, null where only opening the blob tells (a whole external file)."""
+"""What names one blob: URI and version of the table and a hash of the names of its files, path of
+the column, number of the row among the live rows, and bytes, null where only opening the blob
+tells (a whole external file)."""
 
 _EXTENSION = "lance.blob.v2"  # type of blob columns since storage version 2.2
 _MARK = b"lance-encoding:blob"  # metadata of those before
@@ -92,13 +94,12 @@ def replaced(
 
 
 def names(
-    table: str, version: int, column: str, rows: Int64Array, descriptors: pa.StructArray
+    table: tuple[str, int, str], column: str, rows: Int64Array, descriptors: pa.StructArray
 ) -> pa.StructArray:
     """What names the blobs of some rows: an array of `NAME_TYPE`, null where the blob is null.
 
     Args:
-        table: URI of the table.
-        version: its version.
+        table: URI, version and hash of the files of the table.
         column: path of the blob column.
         rows: numbers of the rows among the live rows, int64, shape ``(n,)``.
         descriptors: what Lance takes of these rows.
@@ -112,14 +113,8 @@ def names(
     else:
         is_whole_file = pc.and_(pc.equal(descriptors.field("kind"), _EXTERNAL), pc.equal(size, 0))
         size = pc.if_else(is_whole_file, pa.scalar(None, pa.int64()), size)
-    count = len(rows)
-    children = [
-        pa.repeat(table, count),
-        pa.repeat(pa.scalar(version, pa.int64()), count),
-        pa.repeat(column, count),
-        pa.array(rows),
-        size,
-    ]
+    same = [pa.repeat(value, len(rows)) for value in (*table, column)]
+    children = [*same, pa.array(rows), size]
     return pa.StructArray.from_arrays(children, fields=list(NAME_TYPE), mask=is_null)
 
 

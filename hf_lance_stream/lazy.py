@@ -27,14 +27,16 @@ class BlobFile(io.RawIOBase):
 
     Args:
         table: the table, at its version.
+        files: its `files_digest` when the blob was named.
         column: path of the blob column.
         row: number of the row among the live rows of the table.
         size: bytes; None where only opening the blob tells.
     """
 
-    def __init__(self, table: Table, column: str, row: int, size: int | None) -> None:
+    def __init__(self, table: Table, files: str, column: str, row: int, size: int | None) -> None:
         super().__init__()
         self._table = table
+        self._files = files
         self._column = column
         self._row = row
         self._size = size
@@ -43,6 +45,8 @@ class BlobFile(io.RawIOBase):
     def _opened(self) -> "lance.BlobFile":
         self._check_open()
         if self._file is None:
+            if self._table.files_digest != self._files:
+                raise OSError(f"{self.name}: the table at this path is another one by now")
             self._file = self._table.open_blob(self._row, self._column)
         return self._file
 
@@ -99,21 +103,25 @@ class BlobFile(io.RawIOBase):
         return f"<BlobFile of {self.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self._table, self._column, self._row, self._size, self.tell())
+        where = self._table, self._files, self._column, self._row, self._size
+        return _reopened, (*where, self.tell())
 
     def to_dict(self) -> dict[str, Any]:
         """What names the blob: the value of the column in Arrow."""
         return {
             "table": self._table.uri,
             "version": self._table.version,
+            "files": self._files,
             "column": self._column,
             "row": self._row,
             "size": self._size,
         }
 
 
-def _reopened(table: Table, column: str, row: int, size: int | None, position: int) -> BlobFile:
-    new = BlobFile(remember(table), column, row, size)
+def _reopened(
+    table: Table, files: str, column: str, row: int, size: int | None, position: int
+) -> BlobFile:
+    new = BlobFile(remember(table, files), files, column, row, size)
     if position:
         new.seek(position)
     return new
@@ -146,10 +154,10 @@ class LazyBlob:
         """The file of a blob, of what names it or of itself."""
         if isinstance(value, BlobFile):
             return value
-        table = table_at(str(value["table"]), int(value["version"]))
-        size = value["size"]
+        files, size = str(value["files"]), value["size"]
+        table = table_at(str(value["table"]), int(value["version"]), files)
         size = None if size is None or size != size else int(size)  # numpy has NaN for None
-        return BlobFile(table, str(value["column"]), int(value["row"]), size)
+        return BlobFile(table, files, str(value["column"]), int(value["row"]), size)
 
     def cast_storage(self, storage: pa.Array) -> pa.Array:
         """A column as it is; there is nothing else that names a blob."""

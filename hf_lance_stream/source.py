@@ -204,8 +204,9 @@ class Source:
         def made(path: str, descriptors: pa.Array) -> pa.Array:
             if self.blobs == "bytes":
                 return table.read_blobs(offsets, path)
-            remember(table)
-            return blob_columns.names(table.uri, table.version, path, offsets, descriptors)
+            remember(table, table.files_digest)
+            owner = (table.uri, table.version, table.files_digest)
+            return blob_columns.names(owner, path, offsets, descriptors)
 
         return blob_columns.replaced(pa.concat_arrays(column.chunks), field, name, made)
 

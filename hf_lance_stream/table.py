@@ -31,7 +31,7 @@ _SCANNED_ROWS = 1024  # at a time: what scans fastest
 
 _counting = threading.Lock()
 
-_tables: "WeakValueDictionary[tuple[str, int], Table]" = WeakValueDictionary()
+_tables: "WeakValueDictionary[tuple[str, int, str], Table]" = WeakValueDictionary()
 
 Rows = TypeVar("Rows", bound=Sized)
 
@@ -186,14 +186,19 @@ class Table:
         }
 
 
-def remember(table: Table) -> Table:
-    """The table of this process with the same URI and version, so that it is opened once."""
-    return _tables.setdefault((table.uri, table.version), table)
+def remember(table: Table, files: str) -> Table:
+    """The table of this process with the same URI, version and files, which is opened once.
+
+    Args:
+        table: a table.
+        files: its `files_digest`.
+    """
+    return _tables.setdefault((table.uri, table.version, files), table)
 
 
-def table_at(uri: str, version: int) -> Table:
+def table_at(uri: str, version: int, files: str) -> Table:
     """The table that was remembered, if it is still in use, else one without storage options."""
-    return _tables.get((uri, version)) or remember(Table(uri, version))
+    return _tables.get((uri, version, files)) or remember(Table(uri, version), files)
 
 
 def pin(
