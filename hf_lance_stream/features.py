@@ -1,13 +1,14 @@
 """Hugging Face features of a Lance table."""
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Features
+from datasets import Features, Image, LargeList, List
 from datasets.packaged_modules.lance.lance import MAGIC_BYTES_EXTENSION_AND_FEATURE_TYPES
 from datasets.table import table_cast
 
@@ -17,6 +18,7 @@ from hf_lance_stream.source import Source
 
 _SNIFFED_ROWS = 16  # rows looked at for the first bytes that are not null
 _SNIFFED_BYTES = 64
+_FILE_TYPE = Image.pa_type  # of all features of files
 
 MediaFeature = Any  # Audio | Image | Video, which are untyped here
 
@@ -60,16 +62,65 @@ def features_of(source: Source, features: Features | None = None) -> Features:
 
 def _from_schema(schema: pa.Schema) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    stored = _from_metadata(schema)
     for field in schema:
-        one = pa.schema([field], metadata=schema.metadata)
+        feature = _feature_at(stored, field.name)
+        if feature is not None and _can_hold(feature, field.type):
+            found[field.name] = feature
+            continue
         try:
-            found.update(Features.from_arrow_schema(one))
+            found.update(Features.from_arrow_schema(pa.schema([field])))
         except (ValueError, NotImplementedError, TypeError) as error:
             raise ValueError(
                 f"column {field.name!r} has the type {field.type}, which Hugging Face features "
                 f"cannot hold ({error}); leave it out with `columns`, or store it as another type"
             ) from error
     return found
+
+
+def _from_metadata(schema: pa.Schema) -> Features:
+    """The features that `datasets` wrote in the metadata of a schema, if any."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    if text is None:
+        return Features()
+    try:
+        stored = json.loads(text).get("info", {}).get("features")
+        return Features.from_dict(stored) if stored else Features()
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(
+            f"the Hugging Face metadata of the schema cannot be read: {error!r}; write it anew, or "
+            "remove the key 'huggingface' from it"
+        ) from error
+
+
+def _feature_at(features: Features, name: str) -> Any:
+    """The feature of a column, or None; ``a.b`` is the field ``b`` of the struct ``a``."""
+    found: Any = features.get(name)
+    if found is None and "." in name:
+        found = features
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def _can_hold(feature: Any, kind: pa.DataType) -> bool:
+    """Whether columns of an Arrow type are stored values of a feature.
+
+    They are if the type is that of the feature. Features of files, such as Image, also hold
+    their bytes alone.
+    """
+    types = pa.types
+    if getattr(feature, "pa_type", None) == _FILE_TYPE:
+        is_part = types.is_struct(kind) and {f.name for f in kind} <= {"bytes", "path"}
+        return types.is_binary(kind) or types.is_large_binary(kind) or is_part
+    if isinstance(feature, dict):
+        names = {f.name for f in kind} if types.is_struct(kind) else None
+        return names == set(feature) and all(_can_hold(feature[f.name], f.type) for f in kind)
+    if isinstance(feature, List) and feature.length == -1 and types.is_list(kind):
+        return _can_hold(feature.feature, kind.value_type)
+    if isinstance(feature, LargeList) and types.is_large_list(kind):
+        return _can_hold(feature.feature, kind.value_type)
+    return bool(Features({"": feature}).arrow_schema.field(0).type == kind)
 
 
 def _lazy(kind: pa.DataType, found: Any) -> Any:

@@ -166,7 +166,8 @@ class Table:
         except Exception as error:
             reason = reason_of(error)
             hint = ""
-            if "not found" in reason.lower():
+            is_own_file = os.path.basename(self.uri.rstrip("/")) in reason  # not an external blob
+            if "not found" in reason.lower() and is_own_file:
                 hint = (
                     "; its files may have been removed by a clean-up of old versions: tag the "
                     "versions that are in use"
