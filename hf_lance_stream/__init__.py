@@ -9,6 +9,7 @@ from hf_lance_stream.bad_rows import BadRowError
 from hf_lance_stream.builder import register
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.factory import from_lance
+from hf_lance_stream.lazy import BlobFile, LazyBlob
 from hf_lance_stream.loader import stateful_dataloader
 from hf_lance_stream.merge import merge_state_dicts
 from hf_lance_stream.rank_states import RankStates
@@ -18,7 +19,9 @@ from hf_lance_stream.versions import pin, unpin
 
 __all__ = [
     "BadRowError",
+    "BlobFile",
     "LanceIterableDataset",
+    "LazyBlob",
     "PortableState",
     "RankStates",
     "ReadStats",

@@ -12,9 +12,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 from datasets import Features
+from datasets.features.features import decode_nested_example
 from datasets.formatting import get_formatter
 from torch.utils.data import default_collate
 from torch.utils.dlpack import from_dlpack
+
+from hf_lance_stream.lazy import holds_files
 
 FORMATS = (None, "python", "numpy", "torch")
 """Formats of `datasets` that a `Converter` makes."""
@@ -67,6 +70,7 @@ class Converter:
     def batch(self, table: pa.Table) -> dict[str, Any]:
         """The table as one batch: what ``format_batch`` makes of it."""
         batch = {name: self._fast(table, name, _BATCHES) for name in table.column_names}
+        batch |= {name: list(self._files(table, name)) for name in batch if self._has_files(name)}
         rest = [name for name, column in batch.items() if column is None]
         return batch | self._formatter.format_batch(table.select(rest)) if rest else batch
 
@@ -89,6 +93,8 @@ class Converter:
     def _rows(self, table: pa.Table, name: str) -> Iterable[Any]:
         if self._format == "python" and not self._decodes(name):
             return table.column(name).to_pylist()  # type: ignore[no-any-return]
+        if self._has_files(name):
+            return self._files(table, name)
         values = self._fast(table, name, _ROWS_OF_BATCHES if self._rows_of_batches else _ROWS)
         if values is not None:
             return values
@@ -97,6 +103,15 @@ class Converter:
         if self._rows_of_batches:
             return (self._formatter.format_batch(row)[name][0] for row in one_row)
         return (self._formatter.format_row(row)[name] for row in one_row)
+
+    def _has_files(self, name: str) -> bool:
+        """Whether a column has lazy blobs: python objects in every format."""
+        return self._decodes(name) and holds_files(self._features[name])  # type: ignore[index]
+
+    def _files(self, table: pa.Table, name: str) -> Iterator[Any]:
+        """The values of a column with lazy blobs, each made when it is asked for."""
+        feature = self._features[name]  # type: ignore[index]
+        return (decode_nested_example(feature, v) for v in table.column(name).to_pylist())
 
     def _decodes(self, name: str) -> bool:
         features = self._features

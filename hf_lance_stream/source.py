@@ -8,15 +8,23 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hf_lance_stream import blobs as blob_columns
+from hf_lance_stream.blobs import Blobs, blob_in_list, holds_blobs, is_blob
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.refs import Version
-from hf_lance_stream.table import Table, check_storage_options, check_version_argument, pin
+from hf_lance_stream.table import (
+    Table,
+    check_storage_options,
+    check_version_argument,
+    pin,
+    remember,
+)
 
 ROW_ID = "_rowid"
 """Column that `with_row_id` adds: Lance's id of the row, uint64."""
@@ -24,8 +32,6 @@ ROW_ID = "_rowid"
 _SAMPLED_ROWS = 32
 _LARGE_SAMPLE = 1 << 20  # bytes of a row that tell enough
 _MIN_SCANNED = 256  # neighbouring rows that are scanned; fewer are taken
-_BLOB_EXTENSION = "lance.blob.v2"  # storage type of blob columns, as `take` describes them
-_BLOB_METADATA = b"lance-encoding:blob"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +43,14 @@ class Source:
         columns: names of the columns to read, in this order.
         filter: SQL expression that selects rows, or None.
         with_row_id: whether to add the column `ROW_ID`.
+        blobs: whether blob columns hold bytes or what names a blob, `blobs.NAME_TYPE`.
     """
 
     tables: tuple[Table, ...]
     columns: tuple[str, ...]
     filter: str | None = None
     with_row_id: bool = False
+    blobs: Blobs = "bytes"
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -125,10 +133,13 @@ class Source:
         if None not in widths or self.num_rows == 0:
             return max(1, fixed)
         sizes: list[int] = []
+        source = replace(self, blobs="lazy")  # the size of a blob is known without its bytes
         for most in (2, _SAMPLED_ROWS):  # large rows are not read in numbers to see that
             count = min(most, self.num_rows)
-            sample = self.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
+            sample = source.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
             sizes = [sample.slice(i, 1).nbytes for i in range(count)]
+            if self.blobs == "bytes":
+                sizes = list(map(sum, zip(sizes, blob_columns.sizes_of_rows(sample), strict=True)))
             if max(sizes) >= _LARGE_SAMPLE:
                 break
         return int(max(1, sum(sizes) // len(sizes), max(sizes) // 4))
@@ -161,7 +172,7 @@ class Source:
         offset = row - (int(self._table_stops[index - 1]) if index else 0)
         if self._selections is not None:
             offset = int(self._selections[index][offset])
-        found = table.take(np.array([offset], dtype=np.int64), [ROW_ID], [])
+        found = table.take(np.array([offset], dtype=np.int64), [ROW_ID])
         row_id = found.column(ROW_ID)[0].as_py()
         return f"row {offset} ({ROW_ID} {row_id}) of {table.name} at version {table.version}"
 
@@ -183,21 +194,37 @@ class Source:
     def _read_table(self, index: int, rows: Int64Array) -> pa.Table:
         table = self.tables[index]
         offsets = rows if self._selections is None else self._selections[index][rows]
-        blobs = [name for name in self.columns if _is_blob(table.schema, name)]
-        plain = [name for name in self.columns if name not in blobs]
-        extra = [ROW_ID] if self.with_row_id or not plain else []
-        is_range = offsets.size >= _MIN_SCANNED and (np.diff(offsets) == 1).all()
-        if is_range and not blobs:
-            read = table.scan(offsets, plain + extra)
-        else:
-            read = table.take(offsets, plain + extra, blobs)
-        return pa.table([_column(read, f.name) for f in self.schema], schema=self.schema)
+        columns: dict[str, Any] = {}
+        if self.blobs == "bytes":  # no descriptors are needed of blobs that are columns
+            whole = [name for name in self.columns if is_blob(_field(table.schema, name))]
+            columns = {name: table.read_blobs(offsets, name) for name in whole}
+        rest = [name for name in self.schema.names if name not in columns]
+        if rest:
+            is_range = offsets.size >= _MIN_SCANNED and (np.diff(offsets) == 1).all()
+            read = table.scan(offsets, rest) if is_range else table.take(offsets, rest)
+            columns |= {name: self._with_blobs(table, offsets, read, name) for name in rest}
+        return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+
+    def _with_blobs(
+        self, table: Table, offsets: Int64Array, read: pa.Table, name: str
+    ) -> pa.ChunkedArray | pa.Array:
+        """A column of what was read, with what is given out in the place of descriptors."""
+        column, field = _column(read, name), _field(table.schema, name)
+        if field is None or not holds_blobs(field):
+            return column
+
+        def made(path: str, descriptors: pa.Array) -> pa.Array:
+            if self.blobs == "bytes":
+                return table.read_blobs(offsets, path)
+            remember(table, table.files_digest)
+            owner = (table.uri, table.version, table.files_digest)
+            return blob_columns.names(owner, path, offsets, descriptors)
+
+        return blob_columns.replaced(pa.concat_arrays(column.chunks), field, name, made)
 
     def _project(self, schema: pa.Schema) -> pa.Schema:
         fields = [
-            pa.field(name, pa.large_binary(), metadata=_field(schema, name).metadata)
-            if _is_blob(schema, name)
-            else _field(schema, name).with_name(name)
+            blob_columns.given_out(_field(schema, name), self.blobs).with_name(name)
             for name in self.columns
         ]
         if self.with_row_id:
@@ -219,6 +246,7 @@ def open_source(
     version: Version | None = None,
     storage_options: dict[str, str] | None = None,
     with_row_id: bool = False,
+    blobs: Blobs = "bytes",
     argument: str = "source",
 ) -> Source:
     """Open tables, pin their versions and check the choice of columns and rows.
@@ -231,6 +259,7 @@ def open_source(
         version: version number, tag or branch; None for the latest.
         storage_options: passed to Lance when it opens a path or URI.
         with_row_id: add Lance's row id as the column ``"_rowid"``.
+        blobs: what to read of blob columns.
         argument: the user's name for `source`, for errors.
 
     Raises:
@@ -244,9 +273,11 @@ def open_source(
     check_storage_options(storage_options)
     if filter is not None and not (isinstance(filter, str) and filter.strip()):
         raise ValueError(f"`filter` must be an SQL expression or None: got filter={filter!r}")
+    if blobs not in get_args(Blobs):
+        raise ValueError(f"`blobs` must be one of {list(get_args(Blobs))}: got {blobs!r}")
     tables = tuple(pin(item, version, storage_options, argument) for item in items)
     names = _check_columns(tables, columns)
-    opened = Source(tables=tables, columns=names, filter=filter, with_row_id=bool(with_row_id))
+    opened = Source(tables, names, filter, bool(with_row_id), blobs)
     for table, schema in zip(tables, opened.schemas, strict=True):
         if schema.types != opened.schema.types:
             raise ValueError(
@@ -259,6 +290,17 @@ def open_source(
 
 
 def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
+    names = _names_of_columns(tables, columns)
+    for name in names:
+        if blob_in_list(_field(tables[0].schema, name)):
+            raise ValueError(
+                f"column {name!r} of {tables[0].name} has blobs inside a list or map, which Lance "
+                "cannot read by row: leave it out with `columns`"
+            )
+    return names
+
+
+def _names_of_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
     if columns is None:
         names = tuple(tables[0].schema.names)
         for table in tables:
@@ -319,13 +361,6 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
         return table.column(name)
     first, *rest = name.split(".")
     return pc.struct_field(table.column(first), rest)
-
-
-def _is_blob(schema: pa.Schema, name: str) -> bool:
-    found = _field(schema, name)
-    if getattr(found.type, "extension_name", None) == _BLOB_EXTENSION:
-        return True
-    return (found.metadata or {}).get(_BLOB_METADATA) == b"true"
 
 
 def _fixed_width(kind: pa.DataType) -> int | None:

@@ -9,12 +9,13 @@ import inspect
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,10 @@ _OFFSET = "_rowoffset"  # Lance's number of a live row in scan order, which `tak
 _SCANNED_ROWS = 1024  # at a time: what scans fastest
 
 _counting = threading.Lock()
+
+_tables: "WeakValueDictionary[tuple[str, int, str], Table]" = WeakValueDictionary()
+
+Rows = TypeVar("Rows", bound=Sized)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,27 +156,38 @@ class Table:
         offsets = found.column(0).to_numpy().astype(np.int64)
         return offsets if (np.diff(offsets) > 0).all() else np.sort(offsets)
 
-    def take(self, offsets: Int64Array, columns: list[str], blobs: list[str]) -> pa.Table:
+    def take(self, offsets: Int64Array, columns: list[str]) -> pa.Table:
         """Rows by offset among the live rows, in the order given.
 
         Args:
             offsets: int64, shape ``(n,)``; repeats are allowed.
-            columns: columns that `take` reads; ``a.b`` comes back inside ``a``.
-            blobs: blob columns, added as large binary.
+            columns: columns to read, blobs as descriptors; ``a.b`` comes back inside ``a``.
+        """
+        return self._read(
+            lambda: self.handle.take(offsets, columns=columns).combine_chunks(), offsets
+        )
+
+    def read_blobs(self, offsets: Int64Array, column: str) -> pa.Array:
+        """The bytes of blobs by offset, in the order given, as large binary.
+
+        Args:
+            offsets: int64, shape ``(n,)``; repeats are allowed.
+            column: a blob column, or ``"a.b"`` for a blob in a struct.
         """
 
-        def read() -> pa.Table:
-            rows = self.handle.take(offsets, columns=columns)
-            for name in blobs:
-                found = self.handle.read_blobs(name, indices=offsets.tolist(), preserve_order=True)
-                data = pa.array([data for _, data in found], type=pa.large_binary())
-                rows = rows.append_column(pa.field(name, pa.large_binary()), data)
-            return rows.combine_chunks()
+        def read() -> pa.Array:
+            found = self.handle.read_blobs(column, indices=offsets.tolist(), preserve_order=True)
+            return pa.array([data for _, data in found], type=pa.large_binary())
 
         return self._read(read, offsets)
 
+    def open_blob(self, offset: int, column: str) -> "lance.BlobFile":
+        """The blob of one row, which is not null, as an open file; nothing of it is read."""
+        rows = np.array([offset], dtype=np.int64)
+        return self._read(lambda: self.handle.take_blobs(column, indices=[offset]), rows)[0]
+
     def scan(self, offsets: Int64Array, columns: list[str]) -> pa.Table:
-        """The same for neighbouring rows, without blobs; faster for many, in several arrays."""
+        """What `take` reads, for neighbouring rows; faster for many, in several arrays."""
         first = int(offsets[0])
         return self._read(
             lambda: self.handle.scanner(
@@ -180,7 +196,7 @@ class Table:
             offsets,
         )
 
-    def _read(self, read: Callable[[], pa.Table], offsets: Int64Array) -> pa.Table:
+    def _read(self, read: Callable[[], Rows], offsets: Int64Array) -> Rows:
         what = (
             f"{offsets.size} rows between {offsets.min()} and {offsets.max()} of {self.name} at "
             f"version {self.version}"
@@ -190,14 +206,15 @@ class Table:
         except Exception as error:
             reason = reason_of(error)
             hint = ""
-            if "not found" in reason.lower():
+            is_own_file = os.path.basename(self.uri.rstrip("/")) in reason  # not an external blob
+            if "not found" in reason.lower() and is_own_file:
                 hint = (
                     "; its files may have been removed by a clean-up of old versions: tag the "
                     "versions that are in use"
                 )
             raise OSError(f"could not read {what}: {reason}{hint}") from error
-        if rows.num_rows != offsets.size:
-            raise OSError(f"got {rows.num_rows} rows instead of {what}")
+        if len(rows) != offsets.size:
+            raise OSError(f"got {len(rows)} rows instead of {what}")
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,6 +226,21 @@ class Table:
             "_handles": {},
             "_requests": {},
         }
+
+
+def remember(table: Table, files: str) -> Table:
+    """The table of this process with the same URI, version and files, which is opened once.
+
+    Args:
+        table: a table.
+        files: its `files_digest`.
+    """
+    return _tables.setdefault((table.uri, table.version, files), table)
+
+
+def table_at(uri: str, version: int, files: str) -> Table:
+    """The table that was remembered, if it is still in use, else one without storage options."""
+    return _tables.get((uri, version, files)) or remember(Table(uri, version), files)
 
 
 def pin(
