@@ -73,6 +73,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"num_splits": 8, "shuffle_seed": 3, "batch_size": 4},
     {"num_splits": 8, "read_budget": 1000},
     {"num_splits": 8, "on_bad_rows": "skip"},
+    {"num_splits": 8, "blobs": "lazy"},
     {"num_splits": 8, "shuffle_seed": 3, "rank": 3, "world_size": 4, "columns": ["id"]},
 ]
 
