@@ -22,6 +22,7 @@ from helpers import cut, make_table
 from test_features import image
 
 import hf_lance_stream as hls
+from hf_lance_stream.blobs import large_binary
 from hf_lance_stream.source import Source, open_source
 
 encodings = pytest.mark.parametrize("encoding", ENCODINGS)
@@ -346,6 +347,17 @@ def test_a_feature_is_found_by_the_first_bytes_of_a_blob_only(
         None,
         *((i, 0, 0) for i in range(5)),
     ]
+
+
+@pytest.mark.parametrize("values", [[], [None], [b""], [b"\0a", None, b"", b"b"], [b"x" * 100_000]])
+def test_an_array_of_blobs_has_their_values_and_shares_a_single_one(values: list[Any]) -> None:
+    array = large_binary(values)
+    array.validate(full=True)
+    assert array.equals(pa.array(values, pa.large_binary()))
+    assert array.slice(1).to_pylist() == values[1:]
+    before = pa.total_allocated_bytes()
+    array = large_binary(values)
+    assert pa.total_allocated_bytes() - before < 1000
 
 
 def test_a_table_without_blobs_is_read_the_same_with_either_option(tmp_path: Path) -> None:
