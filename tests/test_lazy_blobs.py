@@ -17,9 +17,10 @@ import PIL.Image
 import pyarrow as pa
 import pytest
 import torch
-from blob_tables import ENCODINGS, VALUES, blob_table, struct_table
+from blob_tables import ENCODINGS, VALUES, blob_data, blob_table, struct_table
 from datasets import Features, Image, Value
 from helpers import cut
+from s3 import S3
 from test_features import image
 
 import hf_lance_stream as hls
@@ -193,6 +194,33 @@ def test_files_that_were_read_do_not_pile_up_behind_the_consumer(tmp_path: Path)
             files.append(weakref.ref(row["b"]))
         assert sum(file() is not None for file in files) <= 2
     assert len(files) == 10
+
+
+def test_lazy_blobs_of_an_object_store_come_out_of_workers_and_are_read_from_there() -> None:
+    values = [bytes([i]) * (1 << 20) for i in range(6)]
+    with S3() as s3:
+        for encoding in ENCODINGS:
+            uri = s3.uri(f"{encoding}.lance")
+            options: dict[str, Any] = {"storage_options": s3.options}
+            data = blob_data(encoding, b=values)
+            lance.write_dataset(data, uri, data_storage_version=encoding, **options)
+            assert {row["id"]: row["b"] for row in hls.from_lance(uri, **options)} == dict(
+                enumerate(values)
+            )
+            ds = hls.from_lance(uri, blobs="lazy", num_splits=2, **options)
+            before = s3.proxy.stats()["bytes"]
+            loader = hls.stateful_dataloader(ds, 3, collate_fn=list, **in_workers(encoding))
+            files = {row["id"]: row["b"] for batch in loader for row in batch}
+            assert s3.proxy.stats()["bytes"] - before < 200_000
+            assert {i: file.read() for i, file in files.items()} == dict(enumerate(values))
+            assert len({id(file._table) for file in files.values()}) == 1
+
+
+def in_workers(encoding: str) -> dict[str, Any]:
+    """Two real workers for one of the encodings."""
+    if encoding != "2.2":
+        return {}
+    return {"num_workers": 2, "multiprocessing_context": "forkserver"}
 
 
 # In a dataset.
