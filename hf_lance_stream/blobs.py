@@ -6,7 +6,7 @@ later. Both encodings are known: large binary with a mark in the field's metadat
 extension type of Lance.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -116,6 +116,15 @@ def names(
     same = [pa.repeat(value, len(rows)) for value in (*table, column)]
     children = [*same, pa.array(rows), size]
     return pa.StructArray.from_arrays(children, fields=list(NAME_TYPE), mask=is_null)
+
+
+def large_binary(values: Sequence[bytes | None]) -> pa.Array:
+    """An array of these values; a single one, which may be very large, is not copied."""
+    data = b"".join([value or b"" for value in values])
+    ends = np.cumsum([0, *(len(value or b"") for value in values)], dtype=np.int64)
+    is_valid = pa.array([value is not None for value in values], pa.bool_())
+    buffers = [is_valid.buffers()[1], pa.py_buffer(ends), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(values), buffers)
 
 
 def sizes_of_rows(rows: pa.Table) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Features, Image, LargeList, List
+from datasets import Audio, Features, Image, LargeList, List
 from datasets.packaged_modules.lance.lance import MAGIC_BYTES_EXTENSION_AND_FEATURE_TYPES
 from datasets.table import table_cast
 
@@ -206,8 +206,11 @@ def _first_bytes(source: Source) -> bytes:
 
 
 def _media_feature(data: bytes) -> MediaFeature | None:
+    """The feature that the builder of `datasets` finds; it takes WAV, also RIFF, for AVI."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return Audio()
     for magic_hex, _, feature in MAGIC_BYTES_EXTENSION_AND_FEATURE_TYPES:
         magic = bytes.fromhex(magic_hex)
-        if magic in data[: len(magic) * 2]:  # the builder of `datasets` allows some padding
+        if magic in data[: len(magic) * 2]:  # it allows some padding
             return feature
     return None

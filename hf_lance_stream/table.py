@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import pyarrow as pa
 
+from hf_lance_stream.blobs import large_binary
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.processes import refuse_unsafe_fork
 from hf_lance_stream.refs import Version, find_named, tag, untag, uri_of_handle
@@ -177,7 +178,7 @@ class Table:
 
         def read() -> pa.Array:
             found = self.handle.read_blobs(column, indices=offsets.tolist(), preserve_order=True)
-            return pa.array([data for _, data in found], type=pa.large_binary())
+            return large_binary([data for _, data in found])
 
         return self._read(read, offsets)
 

@@ -22,6 +22,7 @@ from helpers import cut, make_table
 from test_features import image
 
 import hf_lance_stream as hls
+from hf_lance_stream.blobs import large_binary
 from hf_lance_stream.source import Source, open_source
 
 encodings = pytest.mark.parametrize("encoding", ENCODINGS)
@@ -179,9 +180,8 @@ def test_a_resumed_pass_has_the_blobs_of_the_rows_that_were_left(tmp_path: Path,
     assert sorted(cut(build, k)) == list(range(len(VALUES)))
 
 
-@encodings
-def test_blobs_reach_the_workers_of_a_loader(tmp_path: Path, encoding: str) -> None:
-    path = blob_table(tmp_path / "t.lance", encoding, b=VALUES)
+def test_blobs_reach_the_workers_of_a_loader(tmp_path: Path) -> None:
+    path = blob_table(tmp_path / "t.lance", "2.2", b=VALUES)
     ds = hls.from_lance(path, shuffle_seed=1, num_splits=4)
     batches = []
     for workers in (0, 2):
@@ -347,6 +347,17 @@ def test_a_feature_is_found_by_the_first_bytes_of_a_blob_only(
         None,
         *((i, 0, 0) for i in range(5)),
     ]
+
+
+@pytest.mark.parametrize("values", [[], [None], [b""], [b"\0a", None, b"", b"b"], [b"x" * 100_000]])
+def test_an_array_of_blobs_has_their_values_and_shares_a_single_one(values: list[Any]) -> None:
+    array = large_binary(values)
+    array.validate(full=True)
+    assert array.equals(pa.array(values, pa.large_binary()))
+    assert array.slice(1).to_pylist() == values[1:]
+    before = pa.total_allocated_bytes()
+    array = large_binary(values)
+    assert pa.total_allocated_bytes() - before < 1000
 
 
 def test_a_table_without_blobs_is_read_the_same_with_either_option(tmp_path: Path) -> None:
