@@ -9,6 +9,7 @@ from datasets import IterableDataset
 from datasets.iterable_dataset import _BaseExamplesIterable
 
 from hf_lance_stream.convert import FORMATS, Converter
+from hf_lance_stream.features import check_format
 from hf_lance_stream.iterables import ConvertedIterable, RowsIterable
 from hf_lance_stream.plan import check_int
 from hf_lance_stream.stats import ReadStats, StatsBoard, total_of
@@ -84,6 +85,7 @@ class IteratedDataset(IterableDataset):  # type: ignore[misc]
     def _prepare_ex_iterable_for_iteration(
         self, batch_size: int = 1, drop_last_batch: bool = False
     ) -> _BaseExamplesIterable:
+        check_format(self.features, self._formatting.format_type if self._formatting else None)
         starting, self._starting_state_dict = self._starting_state_dict, None
         try:
             prepared = super()._prepare_ex_iterable_for_iteration(batch_size, drop_last_batch)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_lance_stream.permutation import Int64Array
+from hf_lance_stream.plain_types import plain_column, plain_type
 from hf_lance_stream.table import Table, check_storage_options, check_version_argument, pin
 
 ROW_ID = "_rowid"
@@ -45,7 +46,7 @@ class Source:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Arrow schema of what `read` returns."""
+        """Arrow schema of what `read` returns: the types of the tables, made plain."""
         return self.schemas[0]
 
     @cached_property
@@ -168,13 +169,14 @@ class Source:
             read = table.scan(offsets, plain + extra)
         else:
             read = table.take(offsets, plain + extra, blobs)
-        return pa.table([_column(read, f.name) for f in self.schema], schema=self.schema)
+        columns = [plain_column(_column(read, f.name), f.type) for f in self.schema]
+        return pa.table(columns, schema=self.schema)
 
     def _project(self, schema: pa.Schema) -> pa.Schema:
         fields = [
             pa.field(name, pa.large_binary(), metadata=_field(schema, name).metadata)
             if _is_blob(schema, name)
-            else _field(schema, name).with_name(name)
+            else _plain(_field(schema, name)).with_name(name)
             for name in self.columns
         ]
         if self.with_row_id:
@@ -288,6 +290,10 @@ def _field(schema: pa.Schema, name: str) -> Any:
         child = found.type.get_field_index(part) if is_struct else -1
         found = found.type.field(child) if child >= 0 else None
     return found
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    return field.with_type(plain_type(field.type))
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
