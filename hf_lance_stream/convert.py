@@ -83,8 +83,8 @@ class Converter:
         first = _first_list(only.column(0))
         if first:  # `datasets` asks the first list for its shape: it must not be a null
             only = pa.concat_tables([only.slice(first), only.slice(0, first)])
-        with self._naming(name):
-            batch = self._formatter.format_batch(only)[name]
+        with self._naming(name):  # in one piece: number types may be those of a piece
+            batch = self._formatter.format_batch(only.combine_chunks())[name]
         if not first:
             return batch
         parts = batch[-first:], batch[:-first]

@@ -1,7 +1,8 @@
-"""Plain Arrow types for those that Hugging Face features cannot hold.
+"""Plain Arrow types for those that Hugging Face features cannot hold, or hold as others.
 
 | type | becomes |
 |---|---|
+| dictionary | its values |
 | map | list of structs of `key` and `value` |
 | bfloat16, of Lance | float32, of which it is the upper half |
 | bool8 | bool |
@@ -29,9 +30,11 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return kind if _is_kept(kind) else _plain_extension(kind)
+    if types.is_dictionary(kind):
+        return plain_type(kind.value_type)
     if types.is_map(kind):
-        entry = [pa.field("key", plain_type(kind.key_type), nullable=False)]
-        return pa.list_(pa.struct([*entry, _plain_field(kind.item_field).with_name("value")]))
+        pair = [("key", plain_type(kind.key_type)), ("value", plain_type(kind.item_type))]
+        return pa.list_(pa.struct(pair))
     if types.is_struct(kind):
         return pa.struct([_plain_field(field) for field in kind])
     if types.is_list(kind):
@@ -88,6 +91,8 @@ def _plain(array: Any, kind: pa.DataType) -> pa.Array:
         return array
     if isinstance(array.type, pa.BaseExtensionType):
         return _plain_storage(array, kind)
+    if pa.types.is_dictionary(array.type):
+        return _plain(array.dictionary_decode(), kind)
     if pa.types.is_struct(kind):
         children = [_plain(array.field(i), field.type) for i, field in enumerate(kind)]
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=pc.is_null(array))

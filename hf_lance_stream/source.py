@@ -160,8 +160,9 @@ class Source:
 
     def _read_table(self, index: int, rows: Int64Array) -> pa.Table:
         table = self.tables[index]
+        schema = table.schema  # which Lance makes anew each time
         offsets = rows if self._selections is None else self._selections[index][rows]
-        blobs = [name for name in self.columns if _is_blob(table.schema, name)]
+        blobs = [name for name in self.columns if _is_blob(schema, name)]
         plain = [name for name in self.columns if name not in blobs]
         extra = [ROW_ID] if self.with_row_id or not plain else []
         is_range = offsets.size >= _MIN_SCANNED and (np.diff(offsets) == 1).all()
@@ -265,11 +266,23 @@ def _check_names(table: Table, columns: Iterable[str]) -> None:
         if name == ROW_ID:
             raise ValueError(f"`columns` names {ROW_ID!r}: use with_row_id=True for row ids")
         if _field(schema, name) is None:
+            _refuse_inside_of_list(schema, name)
             near = difflib.get_close_matches(name, _all_names(schema), n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"`columns` names {name!r}, which {table.name} does not have{hint} "
                 f"(its columns: {schema.names})"
+            )
+
+
+def _refuse_inside_of_list(schema: pa.Schema, name: str) -> None:
+    parts = name.split(".")
+    for stop in range(1, len(parts)):
+        found = _field(schema, whole := ".".join(parts[:stop]))
+        if found is not None and found.type.num_fields and not pa.types.is_struct(found.type):
+            raise ValueError(
+                f"`columns` names {name!r}, but {whole!r} is a {found.type}: a field inside a list "
+                f"or map cannot be read by itself; read {whole!r}"
             )
 
 
