@@ -5,6 +5,7 @@ import re
 from itertools import islice
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 from arrow_types import COLUMNS, UNSTORABLE, VERSIONS, is_stored, with_nulls
@@ -17,6 +18,7 @@ from torch.utils.data import default_collate
 import hf_lance_stream as hls
 from hf_lance_stream.features import check_format
 from hf_lance_stream.plain_types import plain_column, plain_type
+from hf_lance_stream.source import open_source
 
 ROWS = 12
 NULLS = {"no nulls": [], "nulls first and in the middle": [0, 5, 6]}
@@ -307,6 +309,9 @@ def test_tables_with_other_dictionaries_and_nulls_are_read_as_one(tmp_path, vers
         for i in (0, 1)
     ]
     whole = words[0] + words[1]
+    order = np.random.default_rng(0).permutation(1400)
+    read = open_source(paths).read(order)
+    assert read["x"].to_pylist() == [whole[i] for i in order]
     for options in ({}, SHUFFLE, {"filter": "id > 5"}, SHUFFLE | {"shuffle_clump_size": 64}):
         ds = hls.from_lance(paths, **options)
         for rows in (list(ds), list(ds.with_format("numpy"))):
