@@ -86,7 +86,7 @@ def check_format(features: Features | None, format_type: str | None) -> None:
             cast = f"cast it with cast_column({field.name!r}, Value({_number_for(leaf)!r})), "
         raise ValueError(
             f"column {field.name!r} has the type {field.type}, and the torch format makes no "
-            f"tensor of {leaf}: leave it out with `columns` or remove_columns, {cast}or use "
+            f"tensor of {leaf}: leave it out with `columns` or select_columns, {cast}or use "
             "with_format('numpy') or no format"
         )
 
