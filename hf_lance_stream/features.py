@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -148,6 +148,53 @@ def _is_lazy(kind: pa.DataType, feature: Any) -> bool:
     if not pa.types.is_struct(kind) or not isinstance(feature, dict):
         return True
     return all(_is_lazy(child.type, feature.get(child.name)) for child in kind)
+
+
+def check_format(features: Features | None, format_type: str | None) -> None:
+    """Refuse a format that no value of some column can have.
+
+    Args:
+        features: the features of the rows; None where they are not known.
+        format_type: a format of `datasets`. Its torch format makes no tensor of a date, a time, a
+            timestamp, a duration or a decimal, alone or in a list or struct; others take all.
+
+    Raises:
+        ValueError: names the column, its type and what to do.
+    """
+    if features is None or format_type != "torch":
+        return
+    for field in features.arrow_schema:
+        leaf = next((t for t in _leaves(field.type) if _has_no_tensor(t)), None)
+        if leaf is None:
+            continue
+        cast = ""
+        if leaf == field.type:
+            cast = f"cast it with cast_column({field.name!r}, Value({_number_for(leaf)!r})), "
+        raise ValueError(
+            f"column {field.name!r} has the type {field.type}, and the torch format makes no "
+            f"tensor of {leaf}: leave it out with `columns` or select_columns, {cast}or use "
+            "with_format('numpy') or no format"
+        )
+
+
+def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if kind.num_fields == 0:
+        yield kind
+    for i in range(kind.num_fields):
+        yield from _leaves(kind.field(i).type)
+
+
+def _has_no_tensor(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
+
+
+def _number_for(kind: pa.DataType) -> str:
+    """The number type that Arrow casts a type without a tensor to."""
+    if pa.types.is_decimal(kind):
+        return "float64"
+    return f"int{kind.bit_width}"
 
 
 def _check_names(schema: pa.Schema, features: Features) -> None:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from hf_lance_stream import blobs as blob_columns
 from hf_lance_stream.blobs import Blobs, blob_in_list, holds_blobs, is_blob
 from hf_lance_stream.permutation import Int64Array
+from hf_lance_stream.plain_types import plain_column, plain_type
 from hf_lance_stream.refs import Version
 from hf_lance_stream.table import (
     Table,
@@ -54,7 +55,7 @@ class Source:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Arrow schema of what `read` returns."""
+        """Arrow schema of what `read` returns: the types of the tables, made plain."""
         return self.schemas[0]
 
     @cached_property
@@ -193,17 +194,19 @@ class Source:
 
     def _read_table(self, index: int, rows: Int64Array) -> pa.Table:
         table = self.tables[index]
+        schema = table.schema  # which Lance makes anew each time
         offsets = rows if self._selections is None else self._selections[index][rows]
         columns: dict[str, Any] = {}
         if self.blobs == "bytes":  # no descriptors are needed of blobs that are columns
-            whole = [name for name in self.columns if is_blob(_field(table.schema, name))]
+            whole = [name for name in self.columns if is_blob(_field(schema, name))]
             columns = {name: table.read_blobs(offsets, name) for name in whole}
         rest = [name for name in self.schema.names if name not in columns]
         if rest:
             is_range = offsets.size >= _MIN_SCANNED and (np.diff(offsets) == 1).all()
             read = table.scan(offsets, rest) if is_range else table.take(offsets, rest)
             columns |= {name: self._with_blobs(table, offsets, read, name) for name in rest}
-        return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+        made = [plain_column(columns[f.name], f.type) for f in self.schema]
+        return pa.table(made, schema=self.schema)
 
     def _with_blobs(
         self, table: Table, offsets: Int64Array, read: pa.Table, name: str
@@ -224,7 +227,7 @@ class Source:
 
     def _project(self, schema: pa.Schema) -> pa.Schema:
         fields = [
-            blob_columns.given_out(_field(schema, name), self.blobs).with_name(name)
+            _plain(blob_columns.given_out(_field(schema, name), self.blobs)).with_name(name)
             for name in self.columns
         ]
         if self.with_row_id:
@@ -328,11 +331,23 @@ def _check_names(table: Table, columns: Iterable[str]) -> None:
         if name == ROW_ID:
             raise ValueError(f"`columns` names {ROW_ID!r}: use with_row_id=True for row ids")
         if _field(schema, name) is None:
+            _refuse_inside_of_list(schema, name)
             near = difflib.get_close_matches(name, _all_names(schema), n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"`columns` names {name!r}, which {table.name} does not have{hint} "
                 f"(its columns: {schema.names})"
+            )
+
+
+def _refuse_inside_of_list(schema: pa.Schema, name: str) -> None:
+    parts = name.split(".")
+    for stop in range(1, len(parts)):
+        found = _field(schema, whole := ".".join(parts[:stop]))
+        if found is not None and found.type.num_fields and not pa.types.is_struct(found.type):
+            raise ValueError(
+                f"`columns` names {name!r}, but {whole!r} is a {found.type}: a field inside a list "
+                f"or map cannot be read by itself; read {whole!r}"
             )
 
 
@@ -353,6 +368,10 @@ def _field(schema: pa.Schema, name: str) -> Any:
         child = found.type.get_field_index(part) if is_struct else -1
         found = found.type.field(child) if child >= 0 else None
     return found
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    return field.with_type(plain_type(field.type))
 
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
