@@ -123,6 +123,19 @@ def test_fields_have_the_values_of_a_scan_of_lance(nested):
     assert ours.combine_chunks().equals(scanned.combine_chunks())
 
 
+@pytest.mark.parametrize("version", ["2.1", "2.2"])
+def test_a_field_of_a_null_struct_is_null_whatever_was_written_under_it(tmp_path, version):
+    fields = [pa.array(range(300)), pa.array([f"{i}" for i in range(300)])]
+    is_null = pa.array([i % 3 == 0 for i in range(300)])
+    struct = pa.StructArray.from_arrays(fields, ["b", "c"], mask=is_null)
+    path = tmp_path / "t.lance"
+    make_table(path, 300, 100, extra={"a": struct}, data_storage_version=version)
+    for options in ({}, {"shuffle_seed": 1}):
+        for row in hls.from_lance(path, columns=["id", "a.b", "a.c"], **options):
+            i = row["id"]
+            assert (row["a.b"], row["a.c"]) == ((None, None) if i % 3 == 0 else (i, f"{i}"))
+
+
 @pytest.mark.parametrize(
     ("name", "whole"), [("a.list.x", "a.list"), ("a.list.item.x", "a.list"), ("a.vector.0", "a.v")]
 )
