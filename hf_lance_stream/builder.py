@@ -50,6 +50,7 @@ class LanceStreamConfig(datasets.BuilderConfig):  # type: ignore[misc]
     epoch: int = 0
     tail: Tail | None = None
     with_row_id: bool = False
+    pickle_credentials: bool = False
     rank: int | None = None
     world_size: int | None = None
     batch_size: int | None = None
@@ -123,6 +124,7 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
                 version=config.table_version,
                 storage_options=_lance_options(self.storage_options, uris[0]),
                 with_row_id=config.with_row_id,
+                pickle_credentials=config.pickle_credentials,
                 argument="data_files" if config.data_files else "data_dir",
             )
             for split, uris in tables.items()

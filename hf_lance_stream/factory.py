@@ -37,6 +37,7 @@ def from_lance(
     storage_options: dict[str, str] | None = None,
     *,
     with_row_id: bool = False,
+    pickle_credentials: bool = False,
     features: Features | None = None,
     rank: int | None = None,
     world_size: int | None = None,
@@ -54,7 +55,8 @@ def from_lance(
         columns: names of the columns to read; no other is read. ``"a.b"`` is the field ``b`` of
             the struct ``a``. Default: all.
         filter: SQL expression that selects rows, for example ``"label != 3"``. It is applied once,
-            when the dataset is made, and takes 8 bytes of memory per matching row.
+            when the dataset is made, and takes 8 bytes of memory per matching row, which workers
+            share through a temporary file.
         num_splits: number of equal parts the epoch is cut into and dealt from, in turn, one row
             of each. Default: one shard per fragment, in table order, when not shuffled; else 64
             (fewer for fewer rows).
@@ -72,6 +74,9 @@ def from_lance(
             at; see `load_state_dict`.
         storage_options: options for Lance's object store, such as credentials.
         with_row_id: add Lance's row id as the column ``"_rowid"`` (uint64).
+        pickle_credentials: write the secrets of URIs and `storage_options` into every pickle of the
+            dataset. Default: only into that for a worker that is being started; a dataset from
+            another pickle opens its table with the credentials of its environment.
         features: features to cast the columns to. Default: those in the schema's Hugging Face
             metadata, else from the Arrow types; see the README for media.
         rank: index of this process among `world_size`; give both or neither.
@@ -120,6 +125,7 @@ def from_lance(
         version=version,
         storage_options=storage_options,
         with_row_id=with_row_id,
+        pickle_credentials=pickle_credentials,
     )
     examples = examples_of(opened, options, features, rank, world_size, read_budget, on_bad_rows)
     return dataset_of(examples, transform=transform, split=split, epoch=epoch)

@@ -15,13 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_lance_stream.permutation import Int64Array
+from hf_lance_stream.processes import is_starting_child
 from hf_lance_stream.refs import Version
+from hf_lance_stream.selections import SelectionFile, SharedSelections
 from hf_lance_stream.table import Table, check_storage_options, check_version_argument, pin
 
 ROW_ID = "_rowid"
 """Column that `with_row_id` adds: Lance's id of the row, uint64."""
 
 _SAMPLED_ROWS = 32
+_UNKNOWN_ROW = 8 << 10  # bytes; taken for those of a row where the sample cannot be read
 _LARGE_SAMPLE = 1 << 20  # bytes of a row that tell enough
 _MIN_SCANNED = 256  # neighbouring rows that are scanned; fewer are taken
 _BLOB_EXTENSION = "lance.blob.v2"  # storage type of blob columns, as `take` describes them
@@ -59,7 +62,15 @@ class Source:
         """Offsets of the matching rows of each table: 8 bytes a row; None without a filter."""
         if self.filter is None:
             return None
+        written: SelectionFile | None = self.__dict__.get("_selection_file")
+        if written is not None and (found := written.open()) is not None:
+            return found
         return [table.matching_offsets(self.filter) for table in self.tables]
+
+    @cached_property
+    def _shared_selections(self) -> SharedSelections | None:
+        """The same for the workers of this process."""
+        return None if self._selections is None else SharedSelections(self._selections)
 
     @cached_property
     def shard_rows(self) -> Int64Array:
@@ -127,7 +138,10 @@ class Source:
         sizes: list[int] = []
         for most in (2, _SAMPLED_ROWS):  # large rows are not read in numbers to see that
             count = min(most, self.num_rows)
-            sample = self.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
+            try:
+                sample = self.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
+            except OSError:  # raised at the row itself, if that is wanted
+                return max(fixed + _UNKNOWN_ROW, *sizes)
             sizes = [sample.slice(i, 1).nbytes for i in range(count)]
             if max(sizes) >= _LARGE_SAMPLE:
                 break
@@ -208,7 +222,10 @@ class Source:
         return self  # immutable, and a copy would open and filter the tables again
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        state = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if is_starting_child() and self._shared_selections is not None:
+            state["_selection_file"] = self._shared_selections.reference
+        return state
 
 
 def open_source(
@@ -219,6 +236,7 @@ def open_source(
     version: Version | None = None,
     storage_options: dict[str, str] | None = None,
     with_row_id: bool = False,
+    pickle_credentials: bool = False,
     argument: str = "source",
 ) -> Source:
     """Open tables, pin their versions and check the choice of columns and rows.
@@ -231,6 +249,7 @@ def open_source(
         version: version number, tag or branch; None for the latest.
         storage_options: passed to Lance when it opens a path or URI.
         with_row_id: add Lance's row id as the column ``"_rowid"``.
+        pickle_credentials: whether every pickle holds the secrets in URIs and `storage_options`.
         argument: the user's name for `source`, for errors.
 
     Raises:
@@ -244,7 +263,13 @@ def open_source(
     check_storage_options(storage_options)
     if filter is not None and not (isinstance(filter, str) and filter.strip()):
         raise ValueError(f"`filter` must be an SQL expression or None: got filter={filter!r}")
-    tables = tuple(pin(item, version, storage_options, argument) for item in items)
+    tables = tuple(
+        replace(
+            pin(item, version, storage_options, argument),
+            pickle_credentials=bool(pickle_credentials),
+        )
+        for item in items
+    )
     names = _check_columns(tables, columns)
     opened = Source(tables=tables, columns=names, filter=filter, with_row_id=bool(with_row_id))
     for table, schema in zip(tables, opened.schemas, strict=True):

@@ -12,9 +12,10 @@ import torch.utils.data
 from hf_lance_stream.examples import LanceExamplesIterable
 from hf_lance_stream.features import features_of
 from hf_lance_stream.iteration import IteratedDataset
+from hf_lance_stream.lance_errors import reason_of
 from hf_lance_stream.source import Source
 from hf_lance_stream.state import differing_fields, fingerprint_text, mapping, states_at
-from hf_lance_stream.table import Table, reason_of
+from hf_lance_stream.table import Table
 from hf_lance_stream.wrappers import replace_source, sources
 
 logger = logging.getLogger(__name__)
