@@ -101,6 +101,7 @@ def from_lance(
 
     Raises:
         FileNotFoundError: there is no table at the path, or no such version of it.
+        OSError: the table, or what the filter needs of it, cannot be read.
         ValueError: any other argument that does not fit; the message names it.
 
     Example:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from hf_lance_stream.credentials import hide_in_error, public_uri, secret_texts
 
 _PANIC = "PanicException"  # of pyo3, which cannot be imported
+_DAMAGED = ("fill whole buffer", "corrupt", "panicked", "invalid magic", "not appear to be")
+_READING = ("lanceerror(io)", "external error: not found")
 _NETWORK = ("error performing", "http error", "after 3 retries")
 
 
@@ -35,6 +37,12 @@ def reason_of(error: BaseException) -> str:
     return re.sub(r", \S+\.rs:\d+:\d+", "", text.splitlines()[0]) if text else repr(error)
 
 
+def is_reading_error(error: Exception) -> bool:
+    """Whether files could not be read, where Lance may have made a ValueError of it."""
+    text = str(error).lower()
+    return isinstance(error, OSError) or any(word in text for word in (*_READING, *_DAMAGED))
+
+
 def is_network_error(error: Exception) -> bool:
     """Whether the object store could not be asked, or did not let us."""
     text = str(error).lower()
@@ -58,8 +66,7 @@ def hint_of_reading(error: Exception) -> str:
         )
     if "permission denied" in text:
         return "; this user may not read the file: change its permissions"
-    damaged = ("fill whole buffer", "corrupt", "panicked", "invalid magic", "not appear to be")
-    if any(word in text for word in damaged):
+    if any(word in text for word in _DAMAGED):
         return (
             "; the file seems to be damaged: restore it and go on from the last state, or delete "
             "its rows"

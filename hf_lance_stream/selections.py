@@ -10,9 +10,12 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -58,18 +61,13 @@ class SharedSelections:
     """
 
     def __init__(self, selections: Sequence[Int64Array]) -> None:
-        self._file = None
         self.reference: SelectionFile | None = None
         """Where a worker finds them; None where they could not be written."""
         if not _OPEN_FILES.is_dir():  # outside Linux a file without a name cannot be found
             return
         mark = secrets.token_bytes(_MARK_BYTES)
         try:
-            file = tempfile.TemporaryFile(prefix="hf_lance_stream_")  # noqa: SIM115
-            file.write(mark)
-            for part in selections:
-                file.write(np.ascontiguousarray(part).data)
-            file.flush()
+            file = _write((mark, *selections))
         except OSError as error:
             logger.warning(
                 "the rows that a filter selects could not be written to %s for the workers (%s): "
@@ -79,6 +77,20 @@ class SharedSelections:
                 error,
             )
             return
-        self._file = file
+        weakref.finalize(self, file.close)
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         self.reference = SelectionFile(path, mark, tuple(len(part) for part in selections))
+
+
+def _write(parts: Iterable[bytes | Int64Array]) -> IO[bytes]:
+    """A new file without a name."""
+    file = tempfile.TemporaryFile(prefix="hf_lance_stream_")  # noqa: SIM115
+    try:
+        for part in parts:
+            file.write(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
+        file.flush()
+    except OSError:
+        with suppress(OSError):  # it tries to write once more
+            file.close()
+        raise
+    return file

@@ -141,7 +141,7 @@ class Source:
             try:
                 sample = self.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
             except OSError:  # raised at the row itself, if that is wanted
-                return max(fixed + _UNKNOWN_ROW, *sizes)
+                return max([fixed + _UNKNOWN_ROW, *sizes])
             sizes = [sample.slice(i, 1).nbytes for i in range(count)]
             if max(sizes) >= _LARGE_SAMPLE:
                 break
@@ -254,6 +254,7 @@ def open_source(
 
     Raises:
         FileNotFoundError: there is nothing at the path, or no such version.
+        OSError: the table, or what the filter needs of it, cannot be read.
         ValueError: anything else that does not fit, named.
     """
     items = source if isinstance(source, list | tuple) else [source]

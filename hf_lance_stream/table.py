@@ -29,6 +29,7 @@ from hf_lance_stream.lance_errors import (
     hint_of_opening,
     hint_of_reading,
     is_network_error,
+    is_reading_error,
     lance_errors,
     reason_of,
 )
@@ -153,6 +154,11 @@ class Table:
         """Arrow schema of the table."""
         return self.handle.schema
 
+    def _fragments(self) -> "list[lance.LanceFragment]":
+        with self._lance_errors():
+            found: list[lance.LanceFragment] = self.handle.get_fragments()
+            return found
+
     @cached_property
     def fragment_rows(self) -> Int64Array:
         """Live rows of each fragment, from the manifest."""
@@ -161,7 +167,7 @@ class Table:
             m.physical_rows - m.num_deletions
             if (m := f.metadata).physical_rows is not None and m.num_deletions is not None
             else f.count_rows()
-            for f in self.handle.get_fragments()
+            for f in self._fragments()
         ]
         return np.asarray(counts, dtype=np.int64)
 
@@ -169,7 +175,7 @@ class Table:
     def files_digest(self) -> str:
         """Hash of the names of all files with data or deletions, which no other table has."""
         names: list[str] = []
-        for fragment in self.handle.get_fragments():
+        for fragment in self._fragments():
             parts = fragment.metadata
             names += (file.path for file in parts.files)
             names += (overlay.data_file.path for overlay in parts.overlays)
@@ -183,15 +189,15 @@ class Table:
         try:
             with self._lance_errors():
                 found = handle.scanner(columns=[_OFFSET], filter=filter).to_table()
-        except ValueError as error:
+        except (ValueError, OSError) as error:
+            if is_reading_error(error):
+                raise OSError(
+                    f"could not read what filter={filter!r} needs {self._unreadable_part(filter)}: "
+                    f"{reason_of(error)}{hint_of_reading(error)}{self._hint_of_pickle}"
+                ) from error
             raise ValueError(
                 f"`filter` cannot be applied to {self.name}: got filter={filter!r}; "
                 f"Lance says: {reason_of(error)}"
-            ) from error
-        except OSError as error:
-            raise OSError(
-                f"could not read what filter={filter!r} needs {self._unreadable_part(filter)}: "
-                f"{reason_of(error)}{hint_of_reading(error)}{self._hint_of_pickle}"
             ) from error
         offsets = found.column(0).to_numpy().astype(np.int64)
         return offsets if (np.diff(offsets) > 0).all() else np.sort(offsets)
@@ -240,7 +246,7 @@ class Table:
 
     def _unreadable_part(self, filter: str) -> str:
         """The first fragment that a filter cannot be applied to, in words."""
-        for fragment in self.handle.get_fragments():
+        for fragment in self._fragments():
             try:
                 with self._lance_errors():
                     fragment.scanner(columns=[_OFFSET], filter=filter).to_table()
@@ -260,7 +266,7 @@ class Table:
         )
         stops = np.cumsum(self.fragment_rows)
         found = np.unique(np.searchsorted(stops, offsets, side="right"))
-        named = [self.handle.get_fragments()[i] for i in found[:_NAMED_FRAGMENTS]]
+        named = [self._fragments()[i] for i in found[:_NAMED_FRAGMENTS]]
         more = f" and {len(found) - len(named)} more" if len(found) > len(named) else ""
         place = f"fragments {', '.join(str(f.fragment_id) for f in named)}{more}"
         if len(found) == 1:
@@ -268,7 +274,7 @@ class Table:
         return f"{rows} of {self.name} at version {self.version}, in {place}"
 
     def _fragment_in_words(self, fragment: "lance.LanceFragment") -> str:
-        ids = [f.fragment_id for f in self.handle.get_fragments()]
+        ids = [f.fragment_id for f in self._fragments()]
         index = ids.index(fragment.fragment_id)
         stop = int(self.fragment_rows[: index + 1].sum())
         first = stop - int(self.fragment_rows[index])
@@ -387,36 +393,45 @@ def _open(
     import lance
 
     refuse_unsafe_fork()
-    path = None if "://" in uri else Path(uri)
-    name = public_uri(uri)
-    try:
-        exists = path is None or path.exists()
-    except OSError as error:
-        raise type(error)(f"`{argument}`: {name!r} cannot be opened: {error}") from error
-    if path is not None and not exists:
-        near = difflib.get_close_matches(path.name, tables_in(path.parent), n=1)
-        hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
-        raise FileNotFoundError(f"`{argument}`: there is no table at {name!r}{hint}")
-    if path is not None and not is_table(path):
-        inside = tables_in(path)
-        hint = f"; it holds the tables {inside}: name one of them" if inside else ""
-        raise ValueError(
-            f"`{argument}`: {name!r} is not a Lance table: it has no _versions directory{hint}"
-        )
+    name, at = public_uri(uri), "" if version is None else f" at version {version}"
+    if "://" not in uri:
+        _check_directory(Path(uri), argument)
     try:
         with lance_errors(uri, storage_options):
-            return lance.dataset(uri, version=version, storage_options=storage_options)
+            handle = lance.dataset(uri, version=version, storage_options=storage_options)
+            _ = handle.schema  # of a damaged manifest it is unreadable
+            return handle
     except (ValueError, OSError) as error:
         is_missing = "not found" in str(error).lower()
-        if version is not None and (is_missing or not is_network_error(error)):
+        is_fault = is_network_error(error) or is_reading_error(error)
+        if version is not None and (is_missing or not is_fault):
             raise _no_such_version(uri, version, error) from error
         if is_missing:
             raise FileNotFoundError(
                 f"`{argument}`: there is no Lance table at {name!r}: {reason_of(error)}"
             ) from error
-        raise ValueError(
-            f"`{argument}`: {name!r} cannot be opened: {reason_of(error)}" + hint_of_opening(error)
+        kind = OSError if is_reading_error(error) else ValueError
+        raise kind(
+            f"`{argument}`: {name!r} cannot be opened{at}: {reason_of(error)}"
+            + hint_of_opening(error)
         ) from error
+
+
+def _check_directory(path: Path, argument: str) -> None:
+    try:
+        exists, is_one = path.exists(), is_table(path)
+    except OSError as error:
+        raise type(error)(f"`{argument}`: {str(path)!r} cannot be opened: {error}") from error
+    if not exists:
+        near = difflib.get_close_matches(path.name, tables_in(path.parent), n=1)
+        hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
+        raise FileNotFoundError(f"`{argument}`: there is no table at {str(path)!r}{hint}")
+    if not is_one:
+        inside = tables_in(path)
+        hint = f"; it holds the tables {inside}: name one of them" if inside else ""
+        raise ValueError(
+            f"`{argument}`: {str(path)!r} is not a Lance table: it has no _versions directory{hint}"
+        )
 
 
 def _no_such_version(uri: str, version: Any, error: Exception) -> FileNotFoundError:
