@@ -52,6 +52,7 @@ class LanceStreamConfig(datasets.BuilderConfig):  # type: ignore[misc]
     tail: Tail | None = None
     with_row_id: bool = False
     blobs: Blobs = "bytes"
+    pickle_credentials: bool = False
     rank: int | None = None
     world_size: int | None = None
     batch_size: int | None = None
@@ -126,6 +127,7 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
                 storage_options=_lance_options(self.storage_options, uris[0]),
                 with_row_id=config.with_row_id,
                 blobs=config.blobs,
+                pickle_credentials=config.pickle_credentials,
                 argument="data_files" if config.data_files else "data_dir",
             )
             for split, uris in tables.items()

@@ -39,6 +39,7 @@ def from_lance(
     *,
     with_row_id: bool = False,
     blobs: Blobs = "bytes",
+    pickle_credentials: bool = False,
     features: Features | None = None,
     rank: int | None = None,
     world_size: int | None = None,
@@ -56,7 +57,8 @@ def from_lance(
         columns: names of the columns to read; no other is read. ``"a.b"`` is the field ``b`` of
             the struct ``a``. Default: all.
         filter: SQL expression that selects rows, for example ``"label != 3"``. It is applied once,
-            when the dataset is made, and takes 8 bytes of memory per matching row.
+            when the dataset is made, and takes 8 bytes of memory per matching row, which workers
+            share through a temporary file.
         num_splits: number of equal parts the epoch is cut into and dealt from, in turn, one row
             of each. Default: one shard per fragment, in table order, when not shuffled; else 64
             (fewer for fewer rows).
@@ -77,6 +79,9 @@ def from_lance(
         blobs: what rows hold of a blob column, alone or in a struct. ``"bytes"``: all bytes.
             ``"lazy"``: a `BlobFile`, which reads what it is asked for; None for null. In Arrow it
             is a struct that names the blob.
+        pickle_credentials: write the secrets of URIs and `storage_options` into every pickle of the
+            dataset. Default: only into that for a worker that is being started; a dataset from
+            another pickle opens its table with the credentials of its environment.
         features: features to cast the columns to. Default: those in the schema's Hugging Face
             metadata, else from the Arrow types; see the README for media.
         rank: index of this process among `world_size`; give both or neither.
@@ -101,6 +106,7 @@ def from_lance(
 
     Raises:
         FileNotFoundError: there is no table at the path, or no such version of it.
+        OSError: the table, or what the filter needs of it, cannot be read.
         ValueError: any other argument that does not fit; the message names it.
 
     Example:
@@ -126,6 +132,7 @@ def from_lance(
         storage_options=storage_options,
         with_row_id=with_row_id,
         blobs=blobs,
+        pickle_credentials=pickle_credentials,
     )
     examples = examples_of(opened, options, features, rank, world_size, read_budget, on_bad_rows)
     return dataset_of(examples, transform=transform, split=split, epoch=epoch)

@@ -42,8 +42,8 @@ def read_ahead(
         counters: where rows, bytes and times are counted.
         by_rows: the consumer goes by rows, and chunks of any size will do: the first are small,
             later ones have as many rows as `chunk_bytes` hold by those seen so far, and what can
-            be read of a chunk comes before an error is raised at its row. Else it is raised at
-            its chunk.
+            be read of a chunk comes before an error is raised at its row. Else nothing of such a
+            chunk comes; the error is that of the first row that cannot be read all the same.
     """
     if begin >= end:
         return
@@ -65,13 +65,15 @@ def read_ahead(
             try:
                 found = future.result()
             except Exception:
-                if not by_rows:
-                    raise
                 for reached, found in _up_to_error(read, start, stop):
-                    counters.add(found.num_rows, found.nbytes, 0.0, 0)
-                    yield reached, found
-                submit(1)  # it was a fault that has passed
-                continue
+                    if by_rows:
+                        counters.add(found.num_rows, found.nbytes, 0.0, 0)
+                        yield reached, found
+                # It was a fault that has passed.
+                if by_rows:
+                    submit(1)
+                    continue
+                found = read(start, stop)
             given = perf_counter()
             size = found.nbytes
             row_bytes.count(size, found.num_rows, chunk_bytes)

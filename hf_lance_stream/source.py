@@ -16,9 +16,12 @@ import pyarrow.compute as pc
 
 from hf_lance_stream import blobs as blob_columns
 from hf_lance_stream.blobs import Blobs, blob_in_list, holds_blobs, is_blob
+from hf_lance_stream.credentials import bare_uri
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.plain_types import plain_column, plain_type
+from hf_lance_stream.processes import is_starting_child
 from hf_lance_stream.refs import Version
+from hf_lance_stream.selections import SelectionFile, SharedSelections
 from hf_lance_stream.table import (
     Table,
     check_storage_options,
@@ -31,6 +34,7 @@ ROW_ID = "_rowid"
 """Column that `with_row_id` adds: Lance's id of the row, uint64."""
 
 _SAMPLED_ROWS = 32
+_UNKNOWN_ROW = 8 << 10  # bytes; taken for those of a row where the sample cannot be read
 _LARGE_SAMPLE = 1 << 20  # bytes of a row that tell enough
 _MIN_SCANNED = 256  # neighbouring rows that are scanned; fewer are taken
 
@@ -68,7 +72,15 @@ class Source:
         """Offsets of the matching rows of each table: 8 bytes a row; None without a filter."""
         if self.filter is None:
             return None
+        written: SelectionFile | None = self.__dict__.get("_selection_file")
+        if written is not None and (found := written.open()) is not None:
+            return found
         return [table.matching_offsets(self.filter) for table in self.tables]
+
+    @cached_property
+    def _shared_selections(self) -> SharedSelections | None:
+        """The same for the workers of this process."""
+        return None if self._selections is None else SharedSelections(self._selections)
 
     @cached_property
     def shard_rows(self) -> Int64Array:
@@ -137,7 +149,10 @@ class Source:
         source = replace(self, blobs="lazy")  # the size of a blob is known without its bytes
         for most in (2, _SAMPLED_ROWS):  # large rows are not read in numbers to see that
             count = min(most, self.num_rows)
-            sample = source.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
+            try:
+                sample = source.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
+            except OSError:  # raised at the row itself, if that is wanted
+                return max([fixed + _UNKNOWN_ROW, *sizes])
             sizes = [sample.slice(i, 1).nbytes for i in range(count)]
             if self.blobs == "bytes":
                 sizes = list(map(sum, zip(sizes, blob_columns.sizes_of_rows(sample), strict=True)))
@@ -220,7 +235,7 @@ class Source:
             if self.blobs == "bytes":
                 return table.read_blobs(offsets, path)
             remember(table, table.files_digest)
-            owner = (table.uri, table.version, table.files_digest)
+            owner = (bare_uri(table.uri), table.version, table.files_digest)
             return blob_columns.names(owner, path, offsets, descriptors)
 
         return blob_columns.replaced(pa.concat_arrays(column.chunks), field, name, made)
@@ -238,7 +253,10 @@ class Source:
         return self  # immutable, and a copy would open and filter the tables again
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        state = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if is_starting_child() and self._shared_selections is not None:
+            state["_selection_file"] = self._shared_selections.reference
+        return state
 
 
 def open_source(
@@ -250,6 +268,7 @@ def open_source(
     storage_options: dict[str, str] | None = None,
     with_row_id: bool = False,
     blobs: Blobs = "bytes",
+    pickle_credentials: bool = False,
     argument: str = "source",
 ) -> Source:
     """Open tables, pin their versions and check the choice of columns and rows.
@@ -263,10 +282,12 @@ def open_source(
         storage_options: passed to Lance when it opens a path or URI.
         with_row_id: add Lance's row id as the column ``"_rowid"``.
         blobs: what to read of blob columns.
+        pickle_credentials: whether every pickle holds the secrets in URIs and `storage_options`.
         argument: the user's name for `source`, for errors.
 
     Raises:
         FileNotFoundError: there is nothing at the path, or no such version.
+        OSError: the table, or what the filter needs of it, cannot be read.
         ValueError: anything else that does not fit, named.
     """
     items = source if isinstance(source, list | tuple) else [source]
@@ -278,7 +299,13 @@ def open_source(
         raise ValueError(f"`filter` must be an SQL expression or None: got filter={filter!r}")
     if blobs not in get_args(Blobs):
         raise ValueError(f"`blobs` must be one of {list(get_args(Blobs))}: got {blobs!r}")
-    tables = tuple(pin(item, version, storage_options, argument) for item in items)
+    tables = tuple(
+        replace(
+            pin(item, version, storage_options, argument),
+            pickle_credentials=bool(pickle_credentials),
+        )
+        for item in items
+    )
     names = _check_columns(tables, columns)
     opened = Source(tables, names, filter, bool(with_row_id), blobs)
     for table, schema in zip(tables, opened.schemas, strict=True):

@@ -7,22 +7,36 @@ import difflib
 import hashlib
 import inspect
 import os
-import re
 import threading
 from collections.abc import Callable, Sized
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
 
 from hf_lance_stream.blobs import large_binary
+from hf_lance_stream.credentials import (
+    bare_uri,
+    public_uri,
+    redacted,
+    without_secrets,
+)
+from hf_lance_stream.lance_errors import (
+    hint_of_opening,
+    hint_of_reading,
+    is_network_error,
+    is_reading_error,
+    lance_errors,
+    reason_of,
+)
 from hf_lance_stream.permutation import Int64Array
-from hf_lance_stream.processes import refuse_unsafe_fork
+from hf_lance_stream.processes import is_starting_child, refuse_unsafe_fork
 from hf_lance_stream.refs import Version, find_named, tag, untag, uri_of_handle
 
 if TYPE_CHECKING:
@@ -30,6 +44,8 @@ if TYPE_CHECKING:
 
 _OFFSET = "_rowoffset"  # Lance's number of a live row in scan order, which `take` counts in
 _SCANNED_ROWS = 1024  # at a time: what scans fastest
+
+_NAMED_FRAGMENTS = 8  # in an error
 
 _counting = threading.Lock()
 
@@ -47,12 +63,17 @@ class Table:
         version: its version number.
         storage_options: passed to Lance.
         is_fixed: whether the user named this very version, so that a state does not change it.
+        pickle_credentials: whether every pickle holds the secrets in `uri` and `storage_options`;
+            else only that for a child process that is being started does.
+        left_out: names of what was left out of the pickle that this table comes from.
     """
 
     uri: str
     version: int
     storage_options: dict[str, str] | None = field(default=None, repr=False)
     is_fixed: bool = False
+    pickle_credentials: bool = False
+    left_out: tuple[str, ...] = ()
     _handles: dict[int, "lance.LanceDataset"] = field(default_factory=dict, repr=False)
     _requests: dict[int, int] = field(default_factory=dict, repr=False)
 
@@ -61,15 +82,33 @@ class Table:
         """The open table of this process."""
         pid = os.getpid()
         if pid not in self._handles:
-            self._handles[pid] = _open(self.uri, self.version, self.storage_options, "source")
+            self._handles[pid] = self._open(self.version)
         return self._handles[pid]
+
+    def _open(self, version: int) -> "lance.LanceDataset":
+        try:
+            return _open(self.uri, version, self.storage_options, "source")
+        except (ValueError, OSError) as error:
+            if not self.left_out:
+                raise
+            raise type(error)(f"{error}{self._hint_of_pickle}") from error
+
+    @property
+    def _hint_of_pickle(self) -> str:
+        if not self.left_out:
+            return ""
+        return (
+            f"; this dataset was unpickled, and its credentials ({', '.join(self.left_out)}) were "
+            "not in the pickle: set them in the environment of this process, or make the dataset "
+            "with pickle_credentials=True"
+        )
 
     @property
     def name(self) -> str:
-        """The path, or the URI without user name and password."""
+        """The path, or the URI without what of it is secret."""
         if self.uri.startswith("file:///"):
             return os.path.realpath(self.uri.removeprefix("file://"))
-        return without_password(self.uri)
+        return public_uri(self.uri) if "://" in self.uri else self.uri
 
     @property
     def is_remote(self) -> bool:
@@ -79,7 +118,7 @@ class Table:
 
     def at(self, version: int) -> "Table":
         """The same table at another version; FileNotFoundError when that is gone."""
-        handle = _open(self.uri, version, self.storage_options, "source")
+        handle = self._open(version)
         return replace(self, version=version, _handles={os.getpid(): handle}, _requests={})
 
     def tag(self, name: str) -> bool:
@@ -98,7 +137,8 @@ class Table:
     def _change_tag(self, change: Callable[..., bool], name: str) -> bool:
         what = f"`tag`: {name!r} of {self.name}"
         try:
-            return change(self.handle, self.uri, name)
+            with self._lance_errors():
+                return change(self.handle, self.uri, name)
         except LookupError as error:
             raise ValueError(
                 f"{what} is that of {error}, and version {self.version} is read: choose another "
@@ -120,6 +160,11 @@ class Table:
         """Arrow schema of the table."""
         return self.handle.schema
 
+    def _fragments(self) -> "list[lance.LanceFragment]":
+        with self._lance_errors():
+            found: list[lance.LanceFragment] = self.handle.get_fragments()
+            return found
+
     @cached_property
     def fragment_rows(self) -> Int64Array:
         """Live rows of each fragment, from the manifest."""
@@ -128,7 +173,7 @@ class Table:
             m.physical_rows - m.num_deletions
             if (m := f.metadata).physical_rows is not None and m.num_deletions is not None
             else f.count_rows()
-            for f in self.handle.get_fragments()
+            for f in self._fragments()
         ]
         return np.asarray(counts, dtype=np.int64)
 
@@ -136,7 +181,7 @@ class Table:
     def files_digest(self) -> str:
         """Hash of the names of all files with data or deletions, which no other table has."""
         names: list[str] = []
-        for fragment in self.handle.get_fragments():
+        for fragment in self._fragments():
             parts = fragment.metadata
             names += (file.path for file in parts.files)
             names += (overlay.data_file.path for overlay in parts.overlays)
@@ -148,8 +193,14 @@ class Table:
         """Offsets of the live rows that match an SQL filter, in table order."""
         handle = self.handle
         try:
-            found = handle.scanner(columns=[_OFFSET], filter=filter).to_table()
+            with self._lance_errors():
+                found = handle.scanner(columns=[_OFFSET], filter=filter).to_table()
         except (ValueError, OSError) as error:
+            if is_reading_error(error):
+                raise OSError(
+                    f"could not read what filter={filter!r} needs {self._unreadable_part(filter)}: "
+                    f"{reason_of(error)}{hint_of_reading(error, self.name)}{self._hint_of_pickle}"
+                ) from error
             raise ValueError(
                 f"`filter` cannot be applied to {self.name}: got filter={filter!r}; "
                 f"Lance says: {reason_of(error)}"
@@ -198,49 +249,83 @@ class Table:
         )
 
     def _read(self, read: Callable[[], Rows], offsets: Int64Array) -> Rows:
-        what = (
-            f"{offsets.size} rows between {offsets.min()} and {offsets.max()} of {self.name} at "
-            f"version {self.version}"
-        )
         try:
-            rows = read()
+            with self._lance_errors():
+                rows = read()
         except Exception as error:
-            reason = reason_of(error)
-            hint = ""
-            is_own_file = os.path.basename(self.uri.rstrip("/")) in reason  # not an external blob
-            if "not found" in reason.lower() and is_own_file:
-                hint = (
-                    "; its files may have been removed by a clean-up of old versions: tag the "
-                    "versions that are in use"
-                )
-            raise OSError(f"could not read {what}: {reason}{hint}") from error
+            raise OSError(
+                f"could not read {self._rows_in_words(offsets)}: {reason_of(error)}"
+                f"{hint_of_reading(error, self.name)}{self._hint_of_pickle}"
+            ) from error
         if len(rows) != offsets.size:
-            raise OSError(f"got {len(rows)} rows instead of {what}")
+            raise OSError(f"got {len(rows)} rows instead of {self._rows_in_words(offsets)}")
         return rows
 
+    def _unreadable_part(self, filter: str) -> str:
+        """The first fragment that a filter cannot be applied to, in words."""
+        for fragment in self._fragments():
+            try:
+                with self._lance_errors():
+                    fragment.scanner(columns=[_OFFSET], filter=filter).to_table()
+            except (ValueError, OSError):
+                place = self._fragment_in_words(fragment)
+                return f"of {self.name} at version {self.version}, in {place}"
+        return f"of {self.name} at version {self.version}"
+
+    def _lance_errors(self) -> AbstractContextManager[None]:
+        return lance_errors(self.uri, self.storage_options)
+
+    def _rows_in_words(self, offsets: Int64Array) -> str:
+        """Rows with their table, version and fragments, for an error."""
+        low, high = int(offsets.min()), int(offsets.max())
+        rows = (
+            f"row {low}" if offsets.size == 1 else f"{offsets.size} rows between {low} and {high}"
+        )
+        stops = np.cumsum(self.fragment_rows)
+        found = np.unique(np.searchsorted(stops, offsets, side="right"))
+        named = [self._fragments()[i] for i in found[:_NAMED_FRAGMENTS]]
+        more = f" and {len(found) - len(named)} more" if len(found) > len(named) else ""
+        place = f"fragments {', '.join(str(f.fragment_id) for f in named)}{more}"
+        if len(found) == 1:
+            place = self._fragment_in_words(named[0])
+        return f"{rows} of {self.name} at version {self.version}, in {place}"
+
+    def _fragment_in_words(self, fragment: "lance.LanceFragment") -> str:
+        ids = [f.fragment_id for f in self._fragments()]
+        index = ids.index(fragment.fragment_id)
+        stop = int(self.fragment_rows[: index + 1].sum())
+        first = stop - int(self.fragment_rows[index])
+        files = ", ".join(file.path for file in fragment.metadata.files)
+        return f"fragment {fragment.fragment_id} (rows {first} to {stop - 1}, files: {files})"
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, version={self.version})"
+
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "uri": self.uri,
-            "version": self.version,
-            "storage_options": self.storage_options,
-            "is_fixed": self.is_fixed,
-            "_handles": {},
-            "_requests": {},
-        }
+        state = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        state |= {"_handles": {}, "_requests": {}}
+        if not (self.pickle_credentials or is_starting_child()):
+            options = self.storage_options or {}
+            state["storage_options"] = without_secrets(options) or None
+            state["uri"] = bare_uri(self.uri)
+            names = [name for name in options if name not in without_secrets(options)]
+            names += ["what of the URI is secret"] if state["uri"] != self.uri else []
+            state["left_out"] = tuple(dict.fromkeys((*self.left_out, *names)))
+        return state
 
 
 def remember(table: Table, files: str) -> Table:
-    """The table of this process with the same URI, version and files, which is opened once.
+    """The table of this process with the same bare URI, version and files, which is opened once.
 
     Args:
         table: a table.
         files: its `files_digest`.
     """
-    return _tables.setdefault((table.uri, table.version, files), table)
+    return _tables.setdefault((bare_uri(table.uri), table.version, files), table)
 
 
 def table_at(uri: str, version: int, files: str) -> Table:
-    """The table that was remembered, if it is still in use, else one without storage options."""
+    """The table that was remembered, by its bare URI; one without storage options if none was."""
     return _tables.get((uri, version, files)) or remember(Table(uri, version), files)
 
 
@@ -271,7 +356,8 @@ def pin(
     is_lancedb = type(item).__module__.startswith("lancedb.") and hasattr(item, "to_lance")
     if is_lancedb and not inspect.iscoroutinefunction(item.to_lance):
         try:
-            item = item.to_lance()
+            with lance_errors(str(getattr(item, "uri", "")), storage_options):
+                item = item.to_lance()
         except Exception as error:
             raise ValueError(
                 f"`{argument}` is a LanceDB table that has no local Lance table behind it: "
@@ -296,13 +382,14 @@ def _at(
     """The open table at `version`; None for where it is."""
     is_fixed = version is not None
     try:
-        if isinstance(version, int) and version != handle.version:
-            handle = handle.checkout_version(version)
-        elif isinstance(version, str | tuple):
-            uri, handle, is_fixed = find_named(handle, uri, version)
+        with lance_errors(uri, storage_options):
+            if isinstance(version, int) and version != handle.version:
+                handle = handle.checkout_version(version)
+            elif isinstance(version, str | tuple):
+                uri, handle, is_fixed = find_named(handle, uri, version)
     except (ValueError, OSError, LookupError) as error:
         raise _no_such_version(uri, version, error) from error
-    return Table(uri, handle.version, storage_options, is_fixed, {os.getpid(): handle})
+    return Table(uri, handle.version, storage_options, is_fixed, _handles={os.getpid(): handle})
 
 
 def check_version_argument(version: Any) -> None:
@@ -325,10 +412,8 @@ def check_storage_options(options: Any) -> None:
         isinstance(text, str) for pair in options.items() for text in pair
     )
     if options is not None and not is_dict:
-        raise ValueError(
-            "`storage_options` must be a dict of str to str or None: got "
-            f"storage_options={options!r}"
-        )
+        got = redacted(options) if isinstance(options, dict) else f"a {type(options).__name__}"
+        raise ValueError(f"`storage_options` must be a dict of str to str or None: got {got}")
 
 
 def _open(
@@ -340,52 +425,53 @@ def _open(
     import lance
 
     refuse_unsafe_fork()
-    path = None if "://" in uri else Path(uri)
-    name = without_password(uri)
-    if path is not None and not path.exists():
-        near = difflib.get_close_matches(path.name, tables_in(path.parent), n=1)
-        hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
-        raise FileNotFoundError(f"`{argument}`: there is no table at {name!r}{hint}")
-    if path is not None and not is_table(path):
-        inside = tables_in(path)
-        hint = f"; it holds the tables {inside}: name one of them" if inside else ""
-        raise ValueError(
-            f"`{argument}`: {name!r} is not a Lance table: it has no _versions directory{hint}"
-        )
+    name, at = public_uri(uri), "" if version is None else f" at version {version}"
+    if "://" not in uri:
+        _check_directory(Path(uri), argument)
     try:
-        return lance.dataset(uri, version=version, storage_options=storage_options)
+        with lance_errors(uri, storage_options):
+            handle = lance.dataset(uri, version=version, storage_options=storage_options)
+            _ = handle.schema  # of a damaged manifest it is unreadable
+            return handle
     except (ValueError, OSError) as error:
         is_missing = "not found" in str(error).lower()
-        if version is not None and (is_missing or not _is_network_error(error)):
+        is_fault = is_network_error(error) or is_reading_error(error)
+        if version is not None and (is_missing or not is_fault):
             raise _no_such_version(uri, version, error) from error
         if is_missing:
             raise FileNotFoundError(
                 f"`{argument}`: there is no Lance table at {name!r}: {reason_of(error)}"
             ) from error
-        raise ValueError(
-            f"`{argument}`: {name!r} cannot be opened: {without_password(reason_of(error))}"
-            + _hint_of(error)
+        kind = OSError if is_reading_error(error) else ValueError
+        raise kind(
+            f"`{argument}`: {name!r} cannot be opened{at}: {reason_of(error)}"
+            + hint_of_opening(error)
         ) from error
+
+
+def _check_directory(path: Path, argument: str) -> None:
+    try:
+        exists, is_one = path.exists(), is_table(path)
+    except OSError as error:
+        raise type(error)(f"`{argument}`: {str(path)!r} cannot be opened: {error}") from error
+    if not exists:
+        near = difflib.get_close_matches(path.name, tables_in(path.parent), n=1)
+        hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
+        raise FileNotFoundError(f"`{argument}`: there is no table at {str(path)!r}{hint}")
+    if not is_one:
+        inside = tables_in(path)
+        hint = f"; it holds the tables {inside}: name one of them" if inside else ""
+        raise ValueError(
+            f"`{argument}`: {str(path)!r} is not a Lance table: it has no _versions directory{hint}"
+        )
 
 
 def _no_such_version(uri: str, version: Any, error: Exception) -> FileNotFoundError:
     return FileNotFoundError(
-        f"`version`: {without_password(uri)!r} has no version {version!r}: {reason_of(error)}; "
+        f"`version`: {public_uri(uri)!r} has no version {version!r}: {reason_of(error)}; "
         "versions can be cleaned up unless they are tagged; pass a version, tag or branch that "
         "exists, or leave it out"
     )
-
-
-def _is_network_error(error: Exception) -> bool:
-    """Whether the object store could not be asked, or did not let us."""
-    text = str(error).lower()
-    return any(word in text for word in ("error performing", "http error", "after 3 retries"))
-
-
-def _hint_of(error: Exception) -> str:
-    if "builder error" in str(error):  # what the HTTP client says of a URL it may not use
-        return '; an http:// endpoint needs storage_options={"allow_http": "true"}'
-    return ""
 
 
 def is_table(path: Path) -> bool:
@@ -399,17 +485,3 @@ def tables_in(directory: Path) -> list[str]:
         return sorted(p.name for p in directory.iterdir() if is_table(p))
     except OSError:
         return []
-
-
-def without_password(uri: str) -> str:
-    """A URI, or a text with one, without user name and password."""
-    parts = urlsplit(uri) if "\n" not in uri else None
-    if parts is None or " " in uri or "@" not in parts.netloc:
-        return re.sub(r"://[^/\s@]*@", "://", uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def reason_of(error: BaseException) -> str:
-    """The first line of a Lance error, without the places in Lance's own source."""
-    text = str(error).strip()
-    return re.sub(r", \S+\.rs:\d+:\d+", "", text.splitlines()[0]) if text else repr(error)

@@ -12,6 +12,7 @@ from typing import Any
 
 from datasets.data_files import sanitize_patterns
 
+from hf_lance_stream.credentials import public_uri
 from hf_lance_stream.table import is_table, tables_in
 
 _PARTS_OF_A_TABLE = {"_versions", "_transactions", "_indices", "_deletions", "data"}
@@ -74,7 +75,7 @@ def table_of_database(database: str, name: str | None) -> str:
     if "://" in database:
         if name is None:
             raise ValueError(
-                f"`table` must name a table of the database: got data_dir={database!r}"
+                f"`table` must name a table of the database: got data_dir={public_uri(database)!r}"
             )
         return f"{database.rstrip('/')}/{name.removesuffix('.lance')}.lance"
     name = None if name is None else name.removesuffix(".lance")
@@ -111,7 +112,8 @@ def _matches(pattern: Any, data_dir: str | None) -> list[str]:
     if "://" in pattern:
         if glob.has_magic(pattern.partition("?")[0]):
             raise ValueError(
-                f"`data_files` cannot have a glob in a URI: got {pattern!r}; name each table"
+                f"`data_files` cannot have a glob in a URI: got {public_uri(pattern)!r}; name each "
+                "table"
             )
         return [_root_of_uri(pattern)]
     path = Path(pattern).expanduser().absolute()

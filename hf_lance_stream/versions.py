@@ -12,6 +12,7 @@ import torch.utils.data
 from hf_lance_stream.examples import LanceExamplesIterable
 from hf_lance_stream.features import features_of
 from hf_lance_stream.iteration import IteratedDataset
+from hf_lance_stream.lance_errors import reason_of
 from hf_lance_stream.source import Source
 from hf_lance_stream.state import (
     check_state,
@@ -21,7 +22,7 @@ from hf_lance_stream.state import (
     mapping,
     new_state,
 )
-from hf_lance_stream.table import Table, reason_of
+from hf_lance_stream.table import Table
 from hf_lance_stream.wrappers import only_source, replace_source, sources
 
 logger = logging.getLogger(__name__)

@@ -69,6 +69,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"version": "gold"},
     {"with_row_id": True},
     {"blobs": "lazy"},
+    {"pickle_credentials": True},
     {"features": Features({"id": Value("int32"), "text": Value("string"), "label": Value("int8")})},
     {"num_splits": 8, "rank": 1, "world_size": 4},
     {"num_splits": 8, "shuffle_seed": 3, "batch_size": 4},
