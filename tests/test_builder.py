@@ -68,7 +68,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"version": 1},
     {"version": "gold"},
     {"with_row_id": True},
-    {"blobs": "lazy"},
     {"features": Features({"id": Value("int32"), "text": Value("string"), "label": Value("int8")})},
     {"num_splits": 8, "rank": 1, "world_size": 4},
     {"num_splits": 8, "shuffle_seed": 3, "batch_size": 4},
