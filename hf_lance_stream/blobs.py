@@ -7,13 +7,16 @@ extension type of Lance.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hf_lance_stream.permutation import Int64Array
+
+if TYPE_CHECKING:
+    import lance
 
 Blobs = Literal["bytes", "lazy"]
 """What is read of a blob: all of it, or only where it is."""
@@ -116,6 +119,33 @@ def names(
     same = [pa.repeat(value, len(rows)) for value in (*table, column)]
     children = [*same, pa.array(rows), size]
     return pa.StructArray.from_arrays(children, fields=list(NAME_TYPE), mask=is_null)
+
+
+def must_be_scanned(table: "lance.LanceDataset") -> bool:
+    """Whether only a scan finds the blobs of an open table.
+
+    Lance 14 looks for the bytes of the first encoding in the table itself, even where a branch or
+    a clone shares the files of another one, unless it scans.
+    """
+    files = (file for fragment in table.get_fragments() for file in fragment.metadata.files)
+    return any(
+        file.base_id is not None and (file.file_major_version, file.file_minor_version) < (2, 2)
+        for file in files
+    )
+
+
+def scanned(table: "lance.LanceDataset", column: str, offsets: Int64Array) -> pa.Array:
+    """Blobs by offset, in the order given, as large binary, by a scan of each run of them."""
+    rows, back = np.unique(offsets, return_inverse=True)
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+    parts = [
+        table.scanner(
+            columns=[column], offset=int(run[0]), limit=run.size, blob_handling="all_binary"
+        ).to_table()
+        for run in runs
+    ]
+    found = pa.concat_tables(parts).column(0).combine_chunks()
+    return found.take(pa.array(back)).cast(pa.large_binary())
 
 
 def large_binary(values: Sequence[bytes | None]) -> pa.Array:

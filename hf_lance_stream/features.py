@@ -241,7 +241,7 @@ def _sniff(source: Source) -> dict[str, MediaFeature]:
 
 def _first_bytes(source: Source) -> bytes:
     """How the first value of a column that is not null starts; of a blob no more is read."""
-    source = replace(source, blobs="lazy")
+    source = replace(source, blobs="lazy").remembered()
     for count in (1, _SNIFFED_ROWS):  # large values are not read in numbers to see that
         rows = source.read(np.arange(min(count, source.num_rows)))
         first = next((v.as_py() for v in rows.column(0) if v.is_valid), None)

@@ -6,6 +6,7 @@ a column decodes it to a `BlobFile`, wherever `datasets` decodes an image.
 
 import io
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +14,8 @@ import pyarrow as pa
 from datasets.features.features import register_feature
 
 from hf_lance_stream.blobs import NAME_TYPE
+from hf_lance_stream.credentials import bare_uri
+from hf_lance_stream.lance_errors import reason_of
 from hf_lance_stream.table import Table, remember, table_at
 
 if TYPE_CHECKING:
@@ -40,9 +43,9 @@ class BlobFile(io.RawIOBase):
         self._column = column
         self._row = row
         self._size = size
-        self._file: lance.BlobFile | None = None
+        self._file: lance.BlobFile | io.BytesIO | None = None
 
-    def _opened(self) -> "lance.BlobFile":
+    def _opened(self) -> "lance.BlobFile | io.BytesIO":
         self._check_open()
         if self._file is None:
             if self._table.files_digest != self._files:
@@ -57,7 +60,10 @@ class BlobFile(io.RawIOBase):
     def size(self) -> int:
         """Bytes of the blob."""
         if self._size is None:
-            self._size = self._opened().size()
+            file = self._opened()
+            position = file.tell()
+            self._size = int(file.seek(0, io.SEEK_END))
+            file.seek(position)
         return self._size
 
     def readable(self) -> bool:
@@ -81,11 +87,18 @@ class BlobFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill `buffer` from the position on; returns how many bytes there were."""
-        return int(self._opened().readinto(buffer))
+        return int(self._read(lambda file: file.readinto(buffer)))
 
     def readall(self) -> bytes:
         """The bytes from the position to the end."""
-        return bytes(self._opened().readall())
+        return bytes(self._read(lambda file: file.read()))
+
+    def _read(self, read: Callable[[Any], Any]) -> Any:
+        file = self._opened()
+        try:
+            return read(file)
+        except (ValueError, OSError) as error:  # Lance raises either where a file is gone
+            raise OSError(f"could not read {self.name}: {reason_of(error)}") from error
 
     def close(self) -> None:
         """Let go of the file."""
@@ -109,7 +122,7 @@ class BlobFile(io.RawIOBase):
     def to_dict(self) -> dict[str, Any]:
         """What names the blob: the value of the column in Arrow."""
         return {
-            "table": self._table.uri,
+            "table": bare_uri(self._table.uri),
             "version": self._table.version,
             "files": self._files,
             "column": self._column,

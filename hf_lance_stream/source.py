@@ -205,7 +205,13 @@ class Source:
         source = replace(self, tables=tuple(tables))
         _check_columns(tables, self.columns)
         _ = source.num_rows  # applies the filter, so that its errors come here
-        return source
+        return source.remembered()
+
+    def remembered(self) -> "Source":
+        """This source; lazy blobs of it that come out of workers are read with its tables."""
+        for table in self.tables if self.blobs == "lazy" else ():
+            remember(table, table.files_digest)
+        return self
 
     def _read_table(self, index: int, rows: Int64Array) -> pa.Table:
         table = self.tables[index]
@@ -234,7 +240,6 @@ class Source:
         def made(path: str, descriptors: pa.Array) -> pa.Array:
             if self.blobs == "bytes":
                 return table.read_blobs(offsets, path)
-            remember(table, table.files_digest)
             owner = (bare_uri(table.uri), table.version, table.files_digest)
             return blob_columns.names(owner, path, offsets, descriptors)
 
@@ -316,7 +321,7 @@ def open_source(
                 "`columns` they share"
             )
     _ = opened.num_rows  # applies the filter, so that its errors come here
-    return opened
+    return opened.remembered()
 
 
 def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:

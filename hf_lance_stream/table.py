@@ -6,6 +6,7 @@ A `Table` is small and pickles without its handle, which every process opens for
 import difflib
 import hashlib
 import inspect
+import io
 import os
 import threading
 from collections.abc import Callable, Sized
@@ -20,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import pyarrow as pa
 
-from hf_lance_stream.blobs import large_binary
+from hf_lance_stream.blobs import large_binary, must_be_scanned, scanned
 from hf_lance_stream.credentials import (
     bare_uri,
     public_uri,
@@ -228,14 +229,25 @@ class Table:
         """
 
         def read() -> pa.Array:
+            if self._scans_blobs:
+                return scanned(self.handle, column, offsets)
             found = self.handle.read_blobs(column, indices=offsets.tolist(), preserve_order=True)
             return large_binary([data for _, data in found])
 
         return self._read(read, offsets)
 
-    def open_blob(self, offset: int, column: str) -> "lance.BlobFile":
-        """The blob of one row, which is not null, as an open file; nothing of it is read."""
+    @cached_property
+    def _scans_blobs(self) -> bool:
+        return must_be_scanned(self.handle)
+
+    def open_blob(self, offset: int, column: str) -> "lance.BlobFile | io.BytesIO":
+        """The blob of one row, which is not null, as an open file; nothing of it is read.
+
+        Where Lance finds blobs by scans only, it is read as a whole.
+        """
         rows = np.array([offset], dtype=np.int64)
+        if self._scans_blobs:
+            return io.BytesIO(self.read_blobs(rows, column)[0].as_py())
         return self._read(lambda: self.handle.take_blobs(column, indices=[offset]), rows)[0]
 
     def scan(self, offsets: Int64Array, columns: list[str]) -> pa.Table:

@@ -193,6 +193,45 @@ def test_blobs_reach_the_workers_of_a_loader(tmp_path: Path) -> None:
 
 
 @encodings
+def test_blobs_of_a_branch_and_of_a_clone_are_those_of_the_files_they_share(
+    tmp_path: Path, encoding: str
+) -> None:
+    path = blob_table(tmp_path / "t.lance", encoding, b=VALUES)
+    branch = lance.dataset(path).create_branch("trial")
+    branch.delete("id in (0, 3)")
+    lance.write_dataset(blob_data(encoding, 20, b=[b"new", None]), branch.uri, mode="append")
+    left: dict[int, Any] = {i: v for i, v in enumerate(VALUES) if i not in (0, 3)}
+    left |= {20: b"new", 21: None}
+    clone = str(tmp_path / "clone.lance")
+    lance.dataset(path).shallow_clone(clone, 1)
+    for options in ({}, {"shuffle_seed": 1}):
+        assert blobs_by_id(hls.from_lance(path, version="trial", **options)) == left
+        assert blobs_by_id(hls.from_lance(clone, **options)) == dict(enumerate(VALUES))
+        assert blobs_by_id(hls.from_lance(path, **options)) == dict(enumerate(VALUES))
+        lazy = hls.from_lance(path, version="trial", blobs="lazy", **options)
+        files = blobs_by_id(lazy)
+        assert {i: file and file.size() for i, file in files.items()} == {
+            i: value and len(value) if value != b"" else 0 for i, value in left.items()
+        }
+        assert {i: file and file.read() for i, file in files.items()} == left
+    nested, values = struct_table(tmp_path / "s.lance", encoding)
+    lance.dataset(nested).create_branch("trial")
+    assert blobs_by_id(hls.from_lance(nested, version="trial"), "s") == dict(enumerate(values))
+
+
+@pytest.mark.parametrize("encoding", ["2.0", "2.1"])
+def test_lance_finds_old_blobs_of_shared_files_by_scans_only(tmp_path: Path, encoding: str) -> None:
+    path = blob_table(tmp_path / "t.lance", encoding, b=VALUES)
+    branch = lance.dataset(path).create_branch("trial")
+    with pytest.raises(ValueError, match="Not found"):  # once it does not raise: no more scans
+        branch.read_blobs("b", indices=[0])
+    with pytest.raises(ValueError, match="Not found"):
+        branch.take_blobs("b", indices=[0])[0].read()
+    found = branch.scanner(columns=["b"], blob_handling="all_binary").to_table()
+    assert found["b"].to_pylist() == VALUES
+
+
+@encodings
 def test_two_blob_columns_do_not_mix(tmp_path: Path, encoding: str) -> None:
     other = [None if v is None else v[::-1] + b"!" for v in VALUES[::-1]]
     path = blob_table(tmp_path / "t.lance", encoding, a=VALUES, b=other)

@@ -162,6 +162,18 @@ def test_another_table_at_the_same_path_is_not_read_in_the_place_of_the_first(
         pickle.loads(packed).read()
 
 
+@encodings
+def test_a_blob_whose_file_is_gone_is_an_error_that_names_it(tmp_path: Path, encoding: str) -> None:
+    path = blob_table(tmp_path / "t.lance", encoding, b=[bytes(5 << 20)])
+    [row] = hls.from_lance(path, blobs="lazy")
+    assert row["b"].read(1) == b"\0"  # it is open
+    for file in Path(path, "data").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(OSError, match=r"could not read.*t\.lance, version 1, row 0, b: "):
+        row["b"].read()
+
+
 # How much is read.
 
 LARGE = [bytes([i]) * (4 << 20) for i in range(20)]
