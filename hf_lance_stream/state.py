@@ -164,7 +164,11 @@ def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Non
     if lines:
         version = ""
         if any(line.startswith("version:") for line in lines):
-            version = f", here with version={state['fingerprint'].get('version')}"
+            number = state["fingerprint"].get("version")
+            how = f"version={number}"
+            if isinstance(number, str):  # of several tables
+                how = "each table at its version, lance.dataset(uri, version=…)"
+            version = f", here with {how}"
         raise ValueError(
             "the state does not fit this dataset:\n  "
             + "\n  ".join(lines)

@@ -85,13 +85,13 @@ class VersionedDataset(IteratedDataset):
             _saved_source(reader, state, allow_moved)
             for reader, state in zip(readers, states, strict=True)
         ]
-        _say_so([reader.source for reader in readers], found)
         self._set_sources(found)
         for state, reader in zip(states, sources(self._ex_iterable), strict=True):
             if allow_moved:
                 accept_moved([state], [reader.fingerprint])
             if is_mix:
                 check_state(state, reader.fingerprint)
+        _say_so([reader.source for reader in readers], found)
 
     def _set_sources(self, new: Sequence[Source]) -> None:
         rest = iter(new)
@@ -237,8 +237,8 @@ def _say_so(before: Sequence[Source], after: Sequence[Source]) -> None:
     if not moved or (worker is not None and worker.id):
         return
     tables = "; ".join(
-        f"{name} at version {saved}, not at {latest}, the latest when the dataset was made"
-        for name, (saved, latest) in moved.items()
+        f"{name} at version {saved}, not at {made} as the dataset was made"
+        for name, (saved, made) in moved.items()
     )
     versions = {saved for saved, _ in moved.values()}
     logger.warning(

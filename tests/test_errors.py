@@ -540,6 +540,12 @@ def test_a_state_of_another_table_is_refused_with_both_places(tmp_path: Path) ->
     assert_refused(words, lambda: hls.from_lance(two).load_state_dict(state))
     words = [r"table: saved '.*/one\.lance', now .*/one\.lance.*/two\.lance", r"version: saved 1"]
     assert_refused(words, lambda: hls.from_lance([one, two]).load_state_dict(state))
+    both = state_after(hls.from_lance([one, two]))
+    words = [
+        r"version: saved '\[1, 1\]', now 1",
+        r"each table at its version, lance\.dataset\(uri, version=…\)",
+    ]
+    assert_refused(words, lambda: hls.from_lance(one).load_state_dict(both))
 
 
 @pytest.mark.parametrize("change", ["append", "delete", "compact"])
