@@ -272,6 +272,12 @@ def open_source(
         for item in items
     )
     names = _check_columns(tables, columns)
+    for name in names:
+        if "`" in name:
+            raise ValueError(
+                f"the column {name!r} has a backtick in its name, so that Lance 14 does not find "
+                "it: choose `columns` without it, or rename it"
+            )
     opened = Source(tables=tables, columns=names, filter=filter, with_row_id=bool(with_row_id))
     for table, schema in zip(tables, opened.schemas, strict=True):
         if schema.types != opened.schema.types:
