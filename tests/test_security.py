@@ -425,7 +425,7 @@ def test_a_column_that_lance_cannot_read_is_refused_by_name(tmp_path: Path) -> N
     with pytest.raises(Exception, match="a`b"):
         lance.dataset(path).to_table()
     for columns in (None, ["id", "a`b"]):
-        with pytest.raises(ValueError, match="'a`b' has a backtick .* rename it"):
+        with pytest.raises(ValueError, match=r"'a`b' has a backtick .* rename it"):
             hls.from_lance(path, columns=columns)
     assert ids(hls.from_lance(path, columns=["id"])) == list(range(10))
 
