@@ -54,7 +54,7 @@ def read_states(directory: Path, step: int) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         is_whole = content.pop("sha256") == _digest(content)
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         is_whole = False
     if not is_whole:
         raise ValueError(f"{path} is damaged: {_WAY_OUT}")

@@ -22,6 +22,7 @@ from hf_lance_stream.shards import dividing_among_ranks, seed_of
 from hf_lance_stream.splits import Layout
 from hf_lance_stream.state import (
     STATE_TYPE,
+    check_depth,
     check_state,
     check_steps,
     check_version,
@@ -263,6 +264,7 @@ class LanceIterableDataset(VersionedDataset):
                 "`state_dict` must be what `state_dict()` of a dataset returned: got "
                 f"{str(state_dict)[:200]}"
             )
+        check_depth(state_dict)
         epoch = check_int("epoch", state_dict["epoch"], 0, 2**63, " in the state")
         with self.unchanged_on_failure():
             self._is_at_end = False

@@ -20,6 +20,7 @@ from hf_lance_stream.plan import check_int
 from hf_lance_stream.processes import ByDill, WorkerInit
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.splits import check_divisible
+from hf_lance_stream.state import check_depth
 from hf_lance_stream.stats import ReadStats
 from hf_lance_stream.worker_states import check_worker_states, epoch_of, saved_workers
 from hf_lance_stream.wrappers import changes_rows, only_source, sources
@@ -293,6 +294,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"`state_dict` must be a dict: got {str(state_dict)[:100]!r}")
+        check_depth(state_dict)
         raw: Mapping[str, Any] = {}
         finished = None
         if not state_dict:

@@ -24,6 +24,7 @@ from hf_lance_stream.splits import (
 from hf_lance_stream.state import (
     STATE_TYPE,
     check_count,
+    check_depth,
     check_version,
     counts_to_text,
     differences,
@@ -98,6 +99,7 @@ def merge_state_dicts(
         states = [states]
     if not isinstance(states, list | tuple):
         raise ValueError(f"`states` must be a list of states, one per rank: got {states!r}")
+    check_depth([*states])
     ranks = [_unpack(state) for state in states]
     if not ranks:
         raise ValueError("`states` must hold the state of at least one rank: got none")
@@ -306,10 +308,13 @@ def _plan_of(state: Mapping[str, Any], whole: Plan) -> Plan:
 
 def _unpack(state: Any) -> RankState:
     """Our states inside the state of a dataset or of a loader."""
+    datasets: list[Any]
     if isinstance(state, Mapping) and "_snapshot" in state:  # torchdata with workers
-        snapshots = state["_snapshot"].get("_worker_snapshots") or {}
-        datasets = [snapshot.get("dataset_state") for snapshot in snapshots.values()]
-        lagging = int(state.get("_steps_since_snapshot") or 0)
+        snapshots = mapping(mapping(state, "_snapshot"), "_worker_snapshots")
+        datasets = [mapping(snapshots, name).get("dataset_state") for name in snapshots]
+        lagging = 0
+        if state.get("_steps_since_snapshot") is not None:
+            lagging = check_count(state, "_steps_since_snapshot")
     elif isinstance(state, Mapping) and "dataset_state" in state:  # torchdata without workers
         datasets, lagging = [state["dataset_state"]], 0
     else:
@@ -336,8 +341,10 @@ def innermost_state(state: Any) -> dict[str, Any]:
         if kind == _REBATCHED:  # there may be a step below that says more
             rebatched, state = True, state.get("examples_iterable")
             continue
-        if kind in _REFUSED or kind is None:
-            what = _REFUSED.get(str(kind), "a step of the dataset")
+        if not isinstance(kind, str):
+            what = "a step of the dataset"
+        elif kind in _REFUSED:
+            what = _REFUSED[kind]
         elif state.get("previous_state") is not None:
             what = "a batched or asynchronous map"
         elif kind == "MappedExamplesIterable":

@@ -327,6 +327,11 @@ def open_source(
 def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
     names = _names_of_columns(tables, columns)
     for name in names:
+        if "`" in name:
+            raise ValueError(
+                f"the column {name!r} has a backtick in its name, so that Lance 14 does not find "
+                "it: choose `columns` without it, or rename it"
+            )
         if blob_in_list(_field(tables[0].schema, name)):
             raise ValueError(
                 f"column {name!r} of {tables[0].name} has blobs inside a list or map, which Lance "

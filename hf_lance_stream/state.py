@@ -19,6 +19,7 @@ STATE_VERSION = 1
 STATE_TYPE = "LanceExamplesIterable"
 """Value of `"type"` that marks one of our states among those of the wrappers around it."""
 
+_MAX_DEPTH = 200  # levels of a nested state; each takes a few of Python's 1000 frames
 _MAX_TEXT = 300  # longer texts of a fingerprint are shortened, to keep a state under 2 KB
 
 
@@ -60,6 +61,20 @@ def new_state(fingerprint: Mapping[str, Any], part: Mapping[str, Any]) -> LiveSt
         position=0,
         chunk_rows=None,
     )
+
+
+def check_depth(state: Any) -> None:
+    """Raise ValueError for a state that is nested deeper than any dataset nests it."""
+    level, depth = [state] if isinstance(state, dict | list | tuple) else [], 0
+    while level:
+        if depth > _MAX_DEPTH:
+            raise ValueError(
+                f"the state is damaged: it is nested more than {_MAX_DEPTH} levels deep, which no "
+                "dataset is"
+            )
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [v for values in inner for v in values if isinstance(v, dict | list | tuple)]
+        depth += 1
 
 
 def find_states(state: Any) -> Iterator[dict[str, Any]]:

@@ -408,7 +408,7 @@ def check_version_argument(version: Any) -> None:
     """Raise ValueError unless `version` is a `Version` or None."""
     is_pair = isinstance(version, tuple) and len(version) == 2
     name, number = version if is_pair else (version, version)
-    is_number = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    is_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**63
     is_name = isinstance(name, str) and bool(name)
     is_known = is_name and (is_number or number is None) if is_pair else is_name or is_number
     if version is not None and not is_known:

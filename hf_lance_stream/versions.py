@@ -200,11 +200,11 @@ def _numbers(version: Any, source: Source) -> list[int]:
     """The version of each table in a fingerprint."""
     try:
         numbers: Any = json.loads(version) if isinstance(version, str) else [version]
-    except ValueError:
+    except (ValueError, RecursionError):
         numbers = None
     if not isinstance(numbers, list) or len(numbers) != len(source.tables):
         numbers = [None]
-    if any(type(n) is not int or n < 0 for n in numbers):
+    if any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
         raise ValueError(
             f"the versions of {len(source.tables)} tables cannot be found in the state, which has "
             f"{version!r} (it is short, and does not hold those of many tables): make the dataset "
