@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,14 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
+def is_starting_child() -> bool:
+    """Whether what is pickled now goes to a child process that is being started, and nowhere else.
+
+    Private: `multiprocessing` protects its own `AuthenticationString` by this very question.
+    """
+    return get_spawning_popen() is not None
 
 
 class ByDill:

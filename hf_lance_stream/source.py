@@ -19,6 +19,7 @@ from hf_lance_stream.blobs import Blobs, blob_in_list, holds_blobs, is_blob
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.plain_types import plain_column, plain_type
 from hf_lance_stream.refs import Version
+from hf_lance_stream.stored import StoredTable
 from hf_lance_stream.table import (
     Table,
     check_storage_options,
@@ -47,7 +48,7 @@ class Source:
         blobs: whether blob columns hold bytes or what names a blob, `blobs.NAME_TYPE`.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[StoredTable, ...]
     columns: tuple[str, ...]
     filter: str | None = None
     with_row_id: bool = False
@@ -135,6 +136,7 @@ class Source:
             return max(1, fixed)
         sizes: list[int] = []
         source = replace(self, blobs="lazy")  # the size of a blob is known without its bytes
+        vars(source)["_selections"] = self._selections  # the filter is not applied again
         for most in (2, _SAMPLED_ROWS):  # large rows are not read in numbers to see that
             count = min(most, self.num_rows)
             sample = source.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
@@ -181,7 +183,7 @@ class Source:
         """All rows of the tables, without the filter, with other columns."""
         return replace(self, columns=tuple(columns), filter=None, with_row_id=False)
 
-    def with_tables(self, tables: Sequence[Table]) -> "Source":
+    def with_tables(self, tables: Sequence[StoredTable]) -> "Source":
         """The same choice of columns and rows of other tables, or of other versions.
 
         Raises:
@@ -209,7 +211,7 @@ class Source:
         return pa.table(made, schema=self.schema)
 
     def _with_blobs(
-        self, table: Table, offsets: Int64Array, read: pa.Table, name: str
+        self, table: StoredTable, offsets: Int64Array, read: pa.Table, name: str
     ) -> pa.ChunkedArray | pa.Array:
         """A column of what was read, with what is given out in the place of descriptors."""
         column, field = _column(read, name), _field(table.schema, name)
@@ -219,7 +221,8 @@ class Source:
         def made(path: str, descriptors: pa.Array) -> pa.Array:
             if self.blobs == "bytes":
                 return table.read_blobs(offsets, path)
-            remember(table, table.files_digest)
+            if isinstance(table, Table):
+                remember(table, table.files_digest)
             owner = (table.uri, table.version, table.files_digest)
             return blob_columns.names(owner, path, offsets, descriptors)
 
@@ -255,7 +258,7 @@ def open_source(
     """Open tables, pin their versions and check the choice of columns and rows.
 
     Args:
-        source: a path or URI, a `lance.LanceDataset`, an embedded `lancedb` table, or a list
+        source: a path or URI, a `lance.LanceDataset`, a `lancedb` table, or a list
             of these, read one after the other.
         columns: columns to read; None for all.
         filter: SQL expression on the table's columns.
@@ -280,6 +283,10 @@ def open_source(
         raise ValueError(f"`blobs` must be one of {list(get_args(Blobs))}: got {blobs!r}")
     tables = tuple(pin(item, version, storage_options, argument) for item in items)
     names = _check_columns(tables, columns)
+    if blobs == "lazy" and not all(isinstance(table, Table) for table in tables):
+        raise ValueError(
+            f'`blobs`: only tables on storage have lazy blobs: got {blobs!r}; use blobs="bytes"'
+        )
     opened = Source(tables, names, filter, bool(with_row_id), blobs)
     for table, schema in zip(tables, opened.schemas, strict=True):
         if schema.types != opened.schema.types:
@@ -292,7 +299,7 @@ def open_source(
     return opened
 
 
-def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
+def _check_columns(tables: Sequence[StoredTable], columns: Any) -> tuple[str, ...]:
     names = _names_of_columns(tables, columns)
     for name in names:
         if blob_in_list(_field(tables[0].schema, name)):
@@ -303,7 +310,7 @@ def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
     return names
 
 
-def _names_of_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
+def _names_of_columns(tables: Sequence[StoredTable], columns: Any) -> tuple[str, ...]:
     if columns is None:
         names = tuple(tables[0].schema.names)
         for table in tables:
@@ -325,7 +332,7 @@ def _names_of_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _check_names(table: Table, columns: Iterable[str]) -> None:
+def _check_names(table: StoredTable, columns: Iterable[str]) -> None:
     schema = table.schema
     for name in columns:
         if name == ROW_ID:

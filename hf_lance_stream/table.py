@@ -24,6 +24,8 @@ from hf_lance_stream.blobs import large_binary
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.processes import refuse_unsafe_fork
 from hf_lance_stream.refs import Version, find_named, tag, untag, uri_of_handle
+from hf_lance_stream.remote import is_remote_table, pin_remote
+from hf_lance_stream.stored import StoredTable
 
 if TYPE_CHECKING:
     import lance
@@ -249,17 +251,19 @@ def pin(
     version: Version | None,
     storage_options: dict[str, str] | None,
     argument: str = "source",
-) -> Table:
+) -> StoredTable:
     """Open what a user named as a table, and pin its version.
 
     Args:
-        item: a path or URI, a `lance.LanceDataset` or an embedded `lancedb` table.
+        item: a path or URI, a `lance.LanceDataset` or a `lancedb` table.
         version: version number, tag or branch; None for the latest.
         storage_options: passed to Lance.
         argument: the user's name for `item`, for errors.
     """
     import lance
 
+    if is_remote_table(item):
+        return pin_remote(item, version, storage_options, argument)
     if isinstance(item, str | os.PathLike):
         uri = os.fspath(item)
         if isinstance(uri, str):
@@ -282,8 +286,8 @@ def pin(
         uri = item.uri if "://" in item.uri else os.path.realpath(item.uri)
         return _at(item, uri_of_handle(item, uri), version, options)
     raise ValueError(
-        f"`{argument}` must be a path or URI (str or Path), a lance.LanceDataset, an embedded "
-        f"lancedb table, or a list of these: got {type(item).__name__}"
+        f"`{argument}` must be a path or URI (str or Path), a lance.LanceDataset, a "
+        f"lancedb table (not an AsyncTable), or a list of these: got {type(item).__name__}"
     )
 
 
