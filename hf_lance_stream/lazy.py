@@ -13,7 +13,8 @@ import pyarrow as pa
 from datasets.features.features import register_feature
 
 from hf_lance_stream.blobs import NAME_TYPE
-from hf_lance_stream.table import Table, remember, table_at
+from hf_lance_stream.stored import StoredTable
+from hf_lance_stream.table import remember, table_at
 
 if TYPE_CHECKING:
     import lance
@@ -33,7 +34,9 @@ class BlobFile(io.RawIOBase):
         size: bytes; None where only opening the blob tells.
     """
 
-    def __init__(self, table: Table, files: str, column: str, row: int, size: int | None) -> None:
+    def __init__(
+        self, table: StoredTable, files: str, column: str, row: int, size: int | None
+    ) -> None:
         super().__init__()
         self._table = table
         self._files = files
@@ -119,7 +122,7 @@ class BlobFile(io.RawIOBase):
 
 
 def _reopened(
-    table: Table, files: str, column: str, row: int, size: int | None, position: int
+    table: StoredTable, files: str, column: str, row: int, size: int | None, position: int
 ) -> BlobFile:
     new = BlobFile(remember(table, files), files, column, row, size)
     if position:

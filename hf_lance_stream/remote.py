@@ -34,6 +34,7 @@ _NUM_SHARDS = 64  # natural shards: the fragments are not known
 _MAIN = "main"  # the name of the branch that a table begins with
 _OPTIONS = ("api_key", "host_override", "region")
 _HEADERS_OF = ("account_name", "azure_storage_account_name")  # storage options that LanceDB sends
+_USER = re.compile(r"(?<=//)[^/?#]*@")  # of a URL, with the password
 _MISSING = {404, 405, 501}  # a server that does not know a call
 
 _UNKNOWN_BRANCH = (  # neither in the list of tags, nor where a server resolves one
@@ -75,15 +76,17 @@ class Address:
         if self.connection is None:
             return {}
         headers = (self.connection.get("client_config") or {}).get("extra_headers") or {}
-        found = {"api_key": self.connection.get("api_key"), **headers}
-        return {name: str(value) for name, value in found.items() if value}
+        user = _USER.search(self.connection.get("host_override") or "")
+        found = {"api_key": self.connection.get("api_key"), "host_override": user and user[0]}
+        return {name: str(value) for name, value in (found | headers).items() if value}
 
     def without_secrets(self) -> "Address":
         """The same address; whoever opens it must have the API key."""
         if self.connection is None:
             return self
-        config = dict(self.connection.get("client_config") or {}) | {"extra_headers": None}
-        public = dict(self.connection) | {"api_key": None, "client_config": config}
+        public = dict(self.connection) | {"api_key": None}
+        public["client_config"] = dict(public.get("client_config") or {}) | {"extra_headers": None}
+        public["host_override"] = _USER.sub("", public.get("host_override") or "") or None
         return replace(self, connection=public)
 
     def open(self, version: int | None) -> "Handle":
@@ -292,8 +295,13 @@ class RemoteTable:
         )
 
     def open_blob(self, offset: int, column: str) -> Any:
-        """Refused: a lazy blob is opened by the address of its table, and that has a key."""
-        raise ValueError(f'{self.name}: use blobs="bytes" for a table that LanceDB reads')
+        """The blob of one row, which is not null, as an open file; nothing of it is read."""
+        row = np.array([offset], dtype=np.int64)
+        ids = self.take(row, [_ROW_ID]).column(_ROW_ID)
+        return self._ask(
+            lambda table: table.fetch_blob_files(column, ids.to_pylist()),
+            f"open the blob {column!r} of {self._in_words(row)}",
+        )[0]
 
     def _ask(self, ask: Callable[["Handle"], T], what: str) -> T:
         """The answer of LanceDB; OSError says what could not be done."""

@@ -21,7 +21,6 @@ from hf_lance_stream.plain_types import plain_column, plain_type
 from hf_lance_stream.refs import Version
 from hf_lance_stream.stored import StoredTable
 from hf_lance_stream.table import (
-    Table,
     check_storage_options,
     check_version_argument,
     pin,
@@ -221,8 +220,7 @@ class Source:
         def made(path: str, descriptors: pa.Array) -> pa.Array:
             if self.blobs == "bytes":
                 return table.read_blobs(offsets, path)
-            if isinstance(table, Table):
-                remember(table, table.files_digest)
+            remember(table, table.files_digest)
             owner = (table.uri, table.version, table.files_digest)
             return blob_columns.names(owner, path, offsets, descriptors)
 
@@ -283,10 +281,6 @@ def open_source(
         raise ValueError(f"`blobs` must be one of {list(get_args(Blobs))}: got {blobs!r}")
     tables = tuple(pin(item, version, storage_options, argument) for item in items)
     names = _check_columns(tables, columns)
-    if blobs == "lazy" and not all(isinstance(table, Table) for table in tables):
-        raise ValueError(
-            f'`blobs`: only tables on storage have lazy blobs: got {blobs!r}; use blobs="bytes"'
-        )
     opened = Source(tables, names, filter, bool(with_row_id), blobs)
     for table, schema in zip(tables, opened.schemas, strict=True):
         if schema.types != opened.schema.types:

@@ -35,7 +35,7 @@ _SCANNED_ROWS = 1024  # at a time: what scans fastest
 
 _counting = threading.Lock()
 
-_tables: "WeakValueDictionary[tuple[str, int, str], Table]" = WeakValueDictionary()
+_tables: "WeakValueDictionary[tuple[str, int, str], StoredTable]" = WeakValueDictionary()
 
 Rows = TypeVar("Rows", bound=Sized)
 
@@ -231,7 +231,7 @@ class Table:
         }
 
 
-def remember(table: Table, files: str) -> Table:
+def remember(table: StoredTable, files: str) -> StoredTable:
     """The table of this process with the same URI, version and files, which is opened once.
 
     Args:
@@ -241,7 +241,7 @@ def remember(table: Table, files: str) -> Table:
     return _tables.setdefault((table.uri, table.version, files), table)
 
 
-def table_at(uri: str, version: int, files: str) -> Table:
+def table_at(uri: str, version: int, files: str) -> StoredTable:
     """The table that was remembered, if it is still in use, else one without storage options."""
     return _tables.get((uri, version, files)) or remember(Table(uri, version), files)
 

@@ -29,7 +29,21 @@ API_KEY = "sk-very-secret-key"
 DATABASE = "farm"
 
 _ARROW_FILE = "application/vnd.apache.arrow.file"
+_BYTES = "application/octet-stream"
 _ARROW_STREAM = "application/vnd.apache.arrow.stream"
+_CALLS = {
+    "describe",
+    "count_rows",
+    "query",
+    "fetch_blobs",
+    "version_list",
+    "tags_list",
+    "tags_version",
+    "tags_create",
+    "tags_delete",
+    "branches_list",
+}
+_VERSION = "0.6.0"  # of the server: it can do what the client knows of
 _NO_LIMIT = 2**62  # the client sends about 2**63 where there is none
 
 
@@ -124,9 +138,6 @@ class LanceDBServer:
         except (ValueError, OSError) as error:
             raise _HttpError(400, f"invalid predicate: {error}") from error
 
-    def get_lsm_write_spec(self, name: str, body: dict[str, Any]) -> Any:
-        return {"lsm_write_spec": None}
-
     def version_list(self, name: str, body: dict[str, Any]) -> Any:
         versions = self.open(name, body).versions()
         return {
@@ -205,10 +216,9 @@ class LanceDBServer:
 
     def answer(self, name: str, call: str, body: dict[str, Any]) -> Any:
         """What a call gives: a table, or JSON."""
-        work = getattr(self, call, None)
-        if work is None or call.startswith("_"):
+        if call not in _CALLS:
             raise _HttpError(404, f"no such call: {call}")
-        found = work(name, body)
+        found = getattr(self, call)(name, body)
         if call == "query":
             found = found.take(pa.array(self._random.permutation(found.num_rows)))
         return found
@@ -232,33 +242,57 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # or an answer waits 40 ms for its second packet
 
     def do_POST(self) -> None:
-        server = self.server_of_tables
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
-        address = urlsplit(self.path)
-        _, _, table, call = address.path.strip("/").split("/", 3)
-        table = unquote(table)
-        call = call.strip("/").replace("/", "_")
-        body |= {name: values[0] for name, values in parse_qs(address.query).items()}
+        table, call = self._path().split("/", 1)
+        self._answer(unquote(table), call.replace("/", "_"), body | self._parameters())
+
+    def do_GET(self) -> None:  # a range of the bytes of one blob
+        table, _, column, row, _ = map(unquote, self._path().split("/"))
+        blob = {"column": column, "row_ids": [int(row)], "range": self.headers["Range"]}
+        self._answer(table, "blob", blob | self._parameters())
+
+    def _path(self) -> str:
+        return urlsplit(self.path).path.removeprefix("/v1/table/").strip("/")
+
+    def _parameters(self) -> dict[str, Any]:
+        query = parse_qs(urlsplit(self.path).query)
+        return {name: int(v[0]) if name == "version" else v[0] for name, v in query.items()}
+
+    def _answer(self, table: str, call: str, body: dict[str, Any]) -> None:
+        server = self.server_of_tables
         server.requests.append((table, call, body))
         try:
-            self._check_key()
-            fault = server.next_fault() if call in ("query", "fetch_blobs") else None
+            if self.headers.get("x-api-key") != server.api_key:
+                raise _HttpError(401, "wrong API key")
+            fault = server.next_fault() if call == "query" else None
             if isinstance(fault, int):
                 raise _HttpError(fault, "a fault on purpose")
             if fault == "hang":
                 server._released.wait()
-            self._send_result(server.answer(table, call, body), fault, call)
+            is_for_version = call in ("query", "blob", "describe", "count_rows")
+            version = server.open(table, body).version if is_for_version else None
+            headers = {"x-lancedb-version": str(version)} if version is not None else {}
+            if call == "blob":
+                self._send_range(server.fetch_blobs(table, body).column(0)[0].as_py(), headers)
+            else:
+                self._send_found(server.answer(table, call, body), call, fault, headers)
         except _HttpError as error:
-            self._send(error.status, "text/plain", str(error).encode())
+            self._send(error.status, "text/plain", str(error).encode(), {})
 
-    def _check_key(self) -> None:
-        server = self.server_of_tables
-        if self.headers.get("x-api-key") != server.api_key:
-            raise _HttpError(401, "wrong API key")
+    def _send_range(self, data: bytes | None, headers: dict[str, str]) -> None:
+        first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+        part = (data or b"")[int(first) : int(last) + 1 if last else None]
+        if data is None:
+            self._send(204, _BYTES, b"", headers)
+        elif not part:
+            self._send(416, _BYTES, b"", headers | {"Content-Range": f"bytes */{len(data)}"})
+        else:
+            place = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
+            self._send(206, _BYTES, part, headers | {"Content-Range": place})
 
-    def _send_result(self, found: Any, fault: Any, call: str) -> None:
+    def _send_found(self, found: Any, call: str, fault: Any, headers: dict[str, str]) -> None:
         if not isinstance(found, pa.Table):
-            self._send(200, "application/json", json.dumps(found).encode())
+            self._send(200, "application/json", json.dumps(found).encode(), headers)
             return
         if fault == "short":
             found = found.slice(1)
@@ -270,13 +304,17 @@ class _Handler(BaseHTTPRequestHandler):
         with make(sink, found.schema) as writer:
             writer.write_table(found)
         data = sink.getvalue().to_pybytes()
-        self._send(200, _ARROW_FILE if is_file else _ARROW_STREAM, data, fault == "cut")
+        kind = _ARROW_FILE if is_file else _ARROW_STREAM
+        self._send(200, kind, data, headers, is_cut=fault == "cut")
 
-    def _send(self, status: int, kind: str, data: bytes, is_cut: bool = False) -> None:
+    def _send(
+        self, status: int, kind: str, data: bytes, headers: dict[str, str], is_cut: bool = False
+    ) -> None:
         with suppress(OSError):
             self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
+            length = {"Content-Type": kind, "Content-Length": str(len(data))}
+            for name, value in (length | {"phalanx-version": _VERSION} | headers).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data[: len(data) // 2] if is_cut else data)
         if is_cut:
