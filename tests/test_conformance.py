@@ -130,11 +130,11 @@ def test_length_features_and_description(kind: str, server: LanceDBServer, pets:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_torch_batches_are_equal(kind: str, server: LanceDBServer, pets: str) -> None:
-    def batches(table: Any) -> list[Any]:
+    def torch_batches(table: Any) -> list[Any]:
         ds = hls.from_lance(table, columns=["id", "vector"], **SHUFFLED).with_format("torch")
         return [(b["id"].tolist(), b["vector"].tolist()) for b in ds.batch(32)]
 
-    assert batches(opened(kind, server, "pets")) == batches(pets)
+    assert torch_batches(opened(kind, server, "pets")) == torch_batches(pets)
 
 
 # Resume.
@@ -262,23 +262,32 @@ def test_a_version_is_tagged_and_untagged(kind: str, server: LanceDBServer, chan
 # Processes.
 
 
-def loaded(ds: Any, num_workers: int, context: str | None = None) -> list[list[int]]:
-    options = {"multiprocessing_context": context} if context else {}
-    loader = hls.stateful_dataloader(ds, batch_size=16, num_workers=num_workers, **options)
+def loader_of(ds: Any, num_workers: int, **options: Any) -> Any:
+    return hls.stateful_dataloader(ds, batch_size=16, num_workers=num_workers, **options)
+
+
+def batches(loader: Any) -> list[list[int]]:
     return [batch["id"].tolist() for batch in loader]
 
 
-@pytest.mark.parametrize(
-    ("kind", "context"),
-    [*((kind, "forkserver") for kind in KINDS), ("remote", "spawn")],
-)
-def test_case_29_workers_read_the_same_batches(
-    kind: str, context: str, server: LanceDBServer, pets: str
+@pytest.mark.parametrize("kind", KINDS)
+def test_case_29_workers_read_the_same_batches_and_resume(
+    kind: str, server: LanceDBServer, pets: str
 ) -> None:
     options = {**SHUFFLED, "columns": ["id"], "filter": "label != 3"}
-    ds = builder(kind, server, "pets", **options)()
-    here = loaded(hls.from_lance(pets, **options), 0)
-    assert loaded(ds, 2, context) == here
+    build = builder(kind, server, "pets", **options)
+    loader = loader_of(build(), 2, multiprocessing_context="forkserver")
+    seen = batches(islice(loader, 7))
+    new = loader_of(build(), 2, multiprocessing_context="forkserver")
+    new.load_state_dict(through_json(loader.state_dict()))
+    del loader
+    assert seen + batches(new) == batches(loader_of(hls.from_lance(pets, **options), 0))
+
+
+def test_case_29_spawned_workers_read_a_server(server: LanceDBServer, pets: str) -> None:
+    ds = builder("remote", server, "pets", columns=["id"], **SHUFFLED)()
+    here = batches(loader_of(hls.from_lance(pets, columns=["id"], **SHUFFLED), 0))
+    assert batches(loader_of(ds, 2, multiprocessing_context="spawn")) == here
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -355,4 +364,5 @@ def test_embedded_on_s3_gives_the_same_rows_resumes_and_feeds_workers(s3: S3, pe
     only = {**SHUFFLED, "columns": ["id"], "filter": "label != 3"}
     full = ids(hls.from_lance(pets, **only))
     assert cut(lambda: build(**only), 61) == full
-    assert loaded(build(**only), 2) == loaded(hls.from_lance(pets, **only), 0)
+    here = batches(loader_of(hls.from_lance(pets, **only), 0))
+    assert batches(loader_of(build(**only), 2)) == here
