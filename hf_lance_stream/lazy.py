@@ -16,7 +16,8 @@ from datasets.features.features import register_feature
 from hf_lance_stream.blobs import NAME_TYPE
 from hf_lance_stream.credentials import bare_uri
 from hf_lance_stream.lance_errors import reason_of
-from hf_lance_stream.table import Table, remember, table_at
+from hf_lance_stream.stored import StoredTable
+from hf_lance_stream.table import remember, table_at
 
 if TYPE_CHECKING:
     import lance
@@ -36,7 +37,9 @@ class BlobFile(io.RawIOBase):
         size: bytes; None where only opening the blob tells.
     """
 
-    def __init__(self, table: Table, files: str, column: str, row: int, size: int | None) -> None:
+    def __init__(
+        self, table: StoredTable, files: str, column: str, row: int, size: int | None
+    ) -> None:
         super().__init__()
         self._table = table
         self._files = files
@@ -132,7 +135,7 @@ class BlobFile(io.RawIOBase):
 
 
 def _reopened(
-    table: Table, files: str, column: str, row: int, size: int | None, position: int
+    table: StoredTable, files: str, column: str, row: int, size: int | None, position: int
 ) -> BlobFile:
     new = BlobFile(remember(table, files), files, column, row, size)
     if position:

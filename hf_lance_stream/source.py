@@ -22,8 +22,8 @@ from hf_lance_stream.plain_types import plain_column, plain_type
 from hf_lance_stream.processes import is_starting_child
 from hf_lance_stream.refs import Version
 from hf_lance_stream.selections import SelectionFile, SharedSelections
+from hf_lance_stream.stored import StoredTable
 from hf_lance_stream.table import (
-    Table,
     check_storage_options,
     check_version_argument,
     pin,
@@ -51,7 +51,7 @@ class Source:
         blobs: whether blob columns hold bytes or what names a blob, `blobs.NAME_TYPE`.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[StoredTable, ...]
     columns: tuple[str, ...]
     filter: str | None = None
     with_row_id: bool = False
@@ -147,6 +147,7 @@ class Source:
             return max(1, fixed)
         sizes: list[int] = []
         source = replace(self, blobs="lazy")  # the size of a blob is known without its bytes
+        vars(source)["_selections"] = self._selections  # the filter is not applied again
         for most in (2, _SAMPLED_ROWS):  # large rows are not read in numbers to see that
             count = min(most, self.num_rows)
             try:
@@ -196,7 +197,7 @@ class Source:
         """All rows of the tables, without the filter, with other columns."""
         return replace(self, columns=tuple(columns), filter=None, with_row_id=False)
 
-    def with_tables(self, tables: Sequence[Table]) -> "Source":
+    def with_tables(self, tables: Sequence[StoredTable]) -> "Source":
         """The same choice of columns and rows of other tables, or of other versions.
 
         Raises:
@@ -230,7 +231,7 @@ class Source:
         return pa.table(made, schema=self.schema)
 
     def _with_blobs(
-        self, table: Table, offsets: Int64Array, read: pa.Table, name: str
+        self, table: StoredTable, offsets: Int64Array, read: pa.Table, name: str
     ) -> pa.ChunkedArray | pa.Array:
         """A column of what was read, with what is given out in the place of descriptors."""
         column, field = _column(read, name), _field(table.schema, name)
@@ -279,7 +280,7 @@ def open_source(
     """Open tables, pin their versions and check the choice of columns and rows.
 
     Args:
-        source: a path or URI, a `lance.LanceDataset`, an embedded `lancedb` table, or a list
+        source: a path or URI, a `lance.LanceDataset`, a `lancedb` table, or a list
             of these, read one after the other.
         columns: columns to read; None for all.
         filter: SQL expression on the table's columns.
@@ -324,7 +325,7 @@ def open_source(
     return opened.remembered()
 
 
-def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
+def _check_columns(tables: Sequence[StoredTable], columns: Any) -> tuple[str, ...]:
     names = _names_of_columns(tables, columns)
     for name in names:
         if "`" in name:
@@ -340,7 +341,7 @@ def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
     return names
 
 
-def _names_of_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
+def _names_of_columns(tables: Sequence[StoredTable], columns: Any) -> tuple[str, ...]:
     if columns is None:
         names = tuple(tables[0].schema.names)
         for table in tables:
@@ -362,7 +363,7 @@ def _names_of_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _check_names(table: Table, columns: Iterable[str]) -> None:
+def _check_names(table: StoredTable, columns: Iterable[str]) -> None:
     schema = table.schema
     for name in columns:
         if name == ROW_ID:

@@ -39,6 +39,8 @@ from hf_lance_stream.lance_errors import (
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.processes import is_starting_child, refuse_unsafe_fork
 from hf_lance_stream.refs import Version, find_named, tag, untag, uri_of_handle
+from hf_lance_stream.remote import is_remote_table, pin_remote
+from hf_lance_stream.stored import StoredTable
 
 if TYPE_CHECKING:
     import lance
@@ -50,7 +52,7 @@ _NAMED_FRAGMENTS = 8  # in an error
 
 _counting = threading.Lock()
 
-_tables: "WeakValueDictionary[tuple[str, int, str], Table]" = WeakValueDictionary()
+_tables: "WeakValueDictionary[tuple[str, int, str], StoredTable]" = WeakValueDictionary()
 
 Rows = TypeVar("Rows", bound=Sized)
 
@@ -326,7 +328,7 @@ class Table:
         return state
 
 
-def remember(table: Table, files: str) -> Table:
+def remember(table: StoredTable, files: str) -> StoredTable:
     """The table of this process with the same bare URI, version and files, which is opened once.
 
     Args:
@@ -336,7 +338,7 @@ def remember(table: Table, files: str) -> Table:
     return _tables.setdefault((bare_uri(table.uri), table.version, files), table)
 
 
-def table_at(uri: str, version: int, files: str) -> Table:
+def table_at(uri: str, version: int, files: str) -> StoredTable:
     """The table that was remembered, by its bare URI; one without storage options if none was."""
     return _tables.get((uri, version, files)) or remember(Table(uri, version), files)
 
@@ -346,17 +348,19 @@ def pin(
     version: Version | None,
     storage_options: dict[str, str] | None,
     argument: str = "source",
-) -> Table:
+) -> StoredTable:
     """Open what a user named as a table, and pin its version.
 
     Args:
-        item: a path or URI, a `lance.LanceDataset` or an embedded `lancedb` table.
+        item: a path or URI, a `lance.LanceDataset` or a `lancedb` table.
         version: version number, tag or branch; None for the latest.
         storage_options: passed to Lance.
         argument: the user's name for `item`, for errors.
     """
     import lance
 
+    if is_remote_table(item):
+        return pin_remote(item, version, storage_options, argument)
     if isinstance(item, str | os.PathLike):
         uri = os.fspath(item)
         if isinstance(uri, str):
@@ -380,8 +384,8 @@ def pin(
         uri = item.uri if "://" in item.uri else os.path.realpath(item.uri)
         return _at(item, uri_of_handle(item, uri), version, options)
     raise ValueError(
-        f"`{argument}` must be a path or URI (str or Path), a lance.LanceDataset, an embedded "
-        f"lancedb table, or a list of these: got {type(item).__name__}"
+        f"`{argument}` must be a path or URI (str or Path), a lance.LanceDataset, a "
+        f"lancedb table (not an AsyncTable), or a list of these: got {type(item).__name__}"
     )
 
 

@@ -22,7 +22,7 @@ from hf_lance_stream.state import (
     mapping,
     new_state,
 )
-from hf_lance_stream.table import Table
+from hf_lance_stream.stored import StoredTable
 from hf_lance_stream.wrappers import only_source, replace_source, sources
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _versions_of(some: Iterable[Source]) -> torch.Tensor:
     return torch.tensor([table.version for source in some for table in source.tables])
 
 
-def _at(table: Table, version: int) -> Table:
+def _at(table: StoredTable, version: int) -> StoredTable:
     return table if table.version == version else table.at(version)
 
 
@@ -213,7 +213,7 @@ def _numbers(version: Any, source: Source) -> list[int]:
     return list(numbers)
 
 
-def _open_saved(table: Table, version: int) -> Table:
+def _open_saved(table: StoredTable, version: int) -> StoredTable:
     try:
         return _at(table, version)
     except FileNotFoundError as error:
@@ -293,7 +293,7 @@ def pin(ds: VersionedDataset, tag: str) -> dict[str, int]:
         >>> len(hls.from_lance(list(hls.pin(ds, tag="run-7"))[0], version="run-7"))
         100
     """
-    new: list[Table] = []
+    new: list[StoredTable] = []
     try:
         for table in _tables(ds, tag):
             if table.tag(tag):
@@ -322,7 +322,7 @@ def unpin(ds: VersionedDataset, tag: str) -> dict[str, int]:
     return {table.name: table.version for table in _tables(ds, tag) if table.untag(tag)}
 
 
-def _tables(ds: VersionedDataset, tag: str) -> list[Table]:
+def _tables(ds: VersionedDataset, tag: str) -> list[StoredTable]:
     """The tables that a dataset reads, each version once."""
     if not isinstance(ds, VersionedDataset):
         raise ValueError(
