@@ -93,7 +93,6 @@ class Address:
         """The table at `version`, None for the latest; it stays there."""
         import lancedb
 
-        refuse_unsafe_fork()
         if self.connection is None:
             raise ValueError(f"{self.uri} is in the memory of the process that made it")
         connection = dict(self.connection)
@@ -305,6 +304,7 @@ class RemoteTable:
 
     def _ask(self, ask: Callable[["Handle"], T], what: str) -> T:
         """The answer of LanceDB; OSError says what could not be done."""
+        refuse_unsafe_fork()
         with _lock:
             self._requests[os.getpid()] = self._requests.get(os.getpid(), 0) + 1
         try:
@@ -377,6 +377,7 @@ def pin_remote(
         FileNotFoundError: there is no such table, or no such version.
         ValueError: the database cannot be reached, or does not let us in.
     """
+    refuse_unsafe_fork()
     address = _address_of(item, options, argument)
     try:
         handle = item if not isinstance(item, str) else address.open(None)
@@ -502,8 +503,6 @@ def _address_of_uri(uri: str, options: Mapping[str, str], argument: str) -> Addr
 
 
 def _cannot_open(address: Address, error: Exception, argument: str) -> Exception:
-    if isinstance(error, RuntimeError) and "forked" in str(error):
-        return error
     reason = address.reason_of(error)
     if "was not found" in reason:
         return FileNotFoundError(f"`{argument}`: there is no table {address.uri!r}: {reason}")

@@ -263,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         server.requests.append((table, call, body))
         try:
             if self.headers.get("x-api-key") != server.api_key:
-                raise _HttpError(401, "wrong API key")
+                raise _HttpError(401, f"wrong API key {self.headers.get('x-api-key')}")
             fault = server.next_fault() if call == "query" else None
             if isinstance(fault, int):
                 raise _HttpError(fault, "a fault on purpose")
