@@ -280,7 +280,7 @@ def smallest_factor(n: int, limit: int = 64) -> int | None:
     return next((d for d in range(2, min(n, limit) + 1) if n % d == 0), None)
 
 
-def suggest_num_splits(num_splits: int, num_parts: int, rows: int) -> list[int]:
+def near_num_splits(num_splits: int, num_parts: int, rows: int) -> list[int]:
     """At most two numbers of splits near `num_splits`, up to `rows`, that `num_parts` divides."""
     below = min(num_splits, rows) // num_parts * num_parts
     near = (below, below + num_parts, below + 2 * num_parts)
@@ -297,7 +297,7 @@ def check_divisible(num_splits: int, num_parts: int, what: str, rows: int) -> No
         rows: rows of the epoch, more than which there cannot be of splits.
     """
     if num_splits % num_parts:
-        near = " or ".join(map(str, suggest_num_splits(num_splits, num_parts, rows)))
+        near = " or ".join(map(str, near_num_splits(num_splits, num_parts, rows)))
         hint = f", such as {near}" if near else ""
         raise ValueError(
             f"the number of splits must be divisible by {what}: got num_splits={num_splits}, "
