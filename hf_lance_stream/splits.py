@@ -132,11 +132,15 @@ class SplitStream:
     def __len__(self) -> int:
         return self.num_shards * self.layout.rows_per_split + self._tail_rows
 
+    def cycle_and_split(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Cycle, and split of the epoch, of the rows with these numbers in this stream, int64."""
+        cycle, split = np.divmod(index, max(self.num_shards, 1))
+        return cycle, split + self.start
+
     def at(self, index: Int64Array) -> Int64Array:
         """Sequence positions of the rows with these numbers in this stream, int64."""
         layout = self.layout
-        cycle, split = np.divmod(index, max(self.num_shards, 1))
-        split += self.start
+        cycle, split = self.cycle_and_split(index)
         seen = layout.rows_per_split * layout.num_splits
         tail = np.where(split < layout.surplus, seen + split, split - layout.surplus)
         return np.where(cycle < layout.rows_per_split, split * layout.rows_per_split + cycle, tail)

@@ -18,10 +18,10 @@ from hf_lance_stream.splits import (
     check_divisible,
     divisors,
     halve_ranges,
+    near_num_splits,
     part_of,
     ranges_from_lengths,
     smallest_factor,
-    near_num_splits,
 )
 
 untimed = settings(deadline=None)

@@ -72,10 +72,10 @@ def test_says_why():
     assert found.num_splits == 64
     assert found.dropped_rows == 6
     assert found.reason == (
-        "64 is a multiple of 4 and 8, so all GPUs read equally many splits, and divides the global "
-        "batch of 1024 rows, so a step has the same rows on any of these numbers of GPUs; it is "
-        "the one of 8, 16, 32, 64, 128, 256, 512 and 1024 nearest to 64; 6 of 1000006 rows are left "
-        'out per epoch with tail="drop"'
+        "64 is a multiple of 4 and 8, so all GPUs read equally many splits, and divides the "
+        "global batch of 1024 rows, so a step has the same rows on any of these numbers of GPUs; "
+        "it is the one of 8, 16, 32, 64, 128, 256, 512 and 1024 nearest to 64; 6 of 1000006 rows "
+        'are left out per epoch with tail="drop"'
     )
     assert "it is the only such number" in suggest_num_splits(7, 7).reason
 
@@ -98,7 +98,7 @@ def test_a_global_batch_that_gpus_do_not_divide_names_both_ways_out():
 
 
 def test_fewer_rows_than_any_number_of_splits_that_suits():
-    with pytest.raises(ValueError, match="it must be a multiple of 48, .*rows=40; use fewer GPUs"):
+    with pytest.raises(ValueError, match=r"it must be a multiple of 48, .*rows=40; use fewer GPUs"):
         suggest_num_splits([16, 3], 480, 40)
 
 

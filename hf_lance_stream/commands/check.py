@@ -1,0 +1,7 @@
+"""The sub-command ``check``."""
+
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Add its parser."""
