@@ -127,19 +127,34 @@ def open_tables(
         FileNotFoundError: there is nothing there, or no such version.
         ValueError: it is no table, or `columns` or `filter` do not fit it.
     """
-    uris = arguments.source if isinstance(arguments.source, list) else [arguments.source]
-    if arguments.table is not None:
-        if len(uris) > 1:
-            raise ValueError(f"`--table` goes with one database: got {len(uris)}")
-        uris = [table_of_database(uris[0], arguments.table)]
     return open_source(
-        uris,
+        uris_of(arguments),
         columns=columns,
         filter=filter,
         version=arguments.table_version,
-        storage_options=dict(arguments.storage_options) or None,
+        storage_options=storage_options_of(arguments),
         argument="TABLE",
     )
+
+
+def uris_of(arguments: argparse.Namespace) -> list[str]:
+    """The places that the arguments of `add_table` name.
+
+    Raises:
+        FileNotFoundError: the database has no such table.
+        ValueError: a table of several databases is named.
+    """
+    uris = arguments.source if isinstance(arguments.source, list) else [arguments.source]
+    if arguments.table is None:
+        return uris
+    if len(uris) != 1:
+        raise ValueError(f"`--table` names a table of one database: got {len(uris)}")
+    return [table_of_database(uris[0], arguments.table)]
+
+
+def storage_options_of(arguments: argparse.Namespace) -> dict[str, str] | None:
+    """The options of the object store that the arguments of `add_table` name."""
+    return dict(arguments.storage_options) or None
 
 
 def numbers(text: str) -> list[int]:
