@@ -9,6 +9,7 @@ from typing import Any
 from hf_lance_stream import __version__
 from hf_lance_stream.commands import check, demo, inspect, order, plan
 from hf_lance_stream.commands.common import EXIT_CODES
+from hf_lance_stream.commands.report import printable
 
 PROG = "hf-lance-stream"
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, ModuleNotFoundError) as error:
-        print(f"{PROG} {arguments.command}: error: {error}", file=sys.stderr)
+        print(f"{PROG} {arguments.command}: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROG} {arguments.command}: interrupted", file=sys.stderr)

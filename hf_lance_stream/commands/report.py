@@ -12,6 +12,11 @@ _INDENT = "  "
 _WIDTH = 100
 
 
+def printable(text: str) -> str:
+    """A text with nothing in it that a terminal would obey, such as an escape sequence."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 @dataclass(frozen=True, slots=True)
 class _Heading:
     text: str
@@ -37,11 +42,11 @@ class Report:
 
     def heading(self, text: str) -> None:
         """Begin a section."""
-        self.parts.append(_Heading(text))
+        self.parts.append(_Heading(printable(text)))
 
     def line(self, text: str, label: str = "") -> None:
         """Add a line, with a label before it; long ones are wrapped."""
-        self.parts.append(_Line(label, text))
+        self.parts.append(_Line(printable(label), printable(text)))
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Add a table; numbers get thousands separators."""
@@ -102,7 +107,7 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return "" if value is None else str(value)
+    return "" if value is None else printable(str(value))
 
 
 def _wrapped(line: _Line) -> list[str]:
