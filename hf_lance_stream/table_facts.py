@@ -18,7 +18,7 @@ class Index:
         name: its name.
         kind: its type, such as "BTree".
         columns: the columns it is on.
-        rows: rows it covers, deleted ones included.
+        rows: rows that it covers.
     """
 
     name: str
