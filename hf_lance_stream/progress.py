@@ -18,7 +18,14 @@ from hf_lance_stream.merge import (
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.resume import consumed_of, is_at_start, part_in_words
 from hf_lance_stream.splits import SplitStream
-from hf_lance_stream.state import check_count, check_version, find_states, mapping, steps_in_words
+from hf_lance_stream.state import (
+    STATE_TYPE,
+    check_count,
+    check_version,
+    find_states,
+    mapping,
+    steps_in_words,
+)
 
 _MOST_SPLITS = 2**24  # that a whole state has
 
@@ -69,6 +76,8 @@ class Progress:
         steps: the steps on top, the last one first, as `datasets` names them.
         parts: the parts of the epoch that the states tell of: of ranks, else of their workers.
         rows_done: rows delivered, all parts together.
+        is_exact: False where steps buffer rows or change their number: then `rows_done` counts
+            the rows that were read for these steps, which may hold some of them back.
         rows: rows that these parts have in an epoch; None where that is not known.
         obstacle: why the states cannot be loaded on another number of ranks or workers; None if
             they can.
@@ -79,6 +88,7 @@ class Progress:
     steps: str
     parts: tuple[PartProgress, ...]
     rows_done: int
+    is_exact: bool
     rows: int | None
     obstacle: str | None
 
@@ -111,6 +121,8 @@ def saved_states(content: Any, name: str, step: int | None = None) -> SavedState
         kind = f"the loader states of {_ranks(states)}, together"
         return SavedStates(kind=kind, states=states, num_workers=workers)
     if isinstance(content, list):
+        if not content:
+            raise ValueError(f"{name} holds no state: it is an empty list")
         return SavedStates(kind=f"a list of {len(content)} states", states=tuple(content))
     return SavedStates(kind=_kind(content), states=(content,), num_workers=_workers(content))
 
@@ -182,12 +194,23 @@ def _found(state: Any) -> Iterator[_Found]:
     for dataset in dataset_states(state)[0]:
         nested = dataset["examples_iterable"]
         epoch = check_count(dataset, "epoch")
-        inside = list(find_states(nested))
+        inside = list(_live_states(nested))
         if not inside:
             raise ValueError(f"it holds no state of a Lance table: got {str(dataset)[:100]}")
         for one in inside:
             _check(one)
             yield _Found(state=one, epoch=epoch, steps=steps_in_words(nested))
+
+
+def _live_states(nested: Any) -> Iterator[dict[str, Any]]:
+    """The states of ours in a nested state, without those that `datasets` keeps to replay from."""
+    if isinstance(nested, dict) and nested.get("type") != STATE_TYPE:
+        nested = [value for name, value in nested.items() if name != "previous_state"]
+    if isinstance(nested, list):
+        for value in nested:
+            yield from _live_states(value)
+    else:
+        yield from find_states(nested)
 
 
 def _check(state: dict[str, Any]) -> None:
@@ -261,6 +284,7 @@ def _progress(
         steps=first.steps,
         parts=tuple(parts),
         rows_done=sum(part.rows_done for part in parts),
+        is_exact=by_rank is not None,
         rows=rows,
         obstacle=obstacle,
     )

@@ -162,7 +162,8 @@ def _order_in_words(of: Mapping[str, Any]) -> str:
 def _done_in_words(progress: Progress) -> str:
     done, rows = progress.rows_done, progress.rows
     if rows is None:
-        return f"{done:,} rows are read, of a table of {progress.fingerprint.get('rows'):,}"
+        text = f"{done:,} rows are read, of {progress.fingerprint.get('rows'):,} of the table"
+        return text if progress.is_exact else f"{text}; the steps may hold some of them back"
     share = f" ({done / rows:.1%})" if rows else ""
     text = f"{done:,} of {rows:,} rows are done{share}"
     if len({(p.least, p.most) for p in progress.parts}) == 1 and (p := progress.parts[0]).most:
