@@ -5,6 +5,8 @@ The other sub-commands are in `test_cli_inspect`, `test_cli_plan`, `test_cli_che
 
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -242,6 +244,23 @@ class TestReport:
         assert "\x07" not in found.out
         assert "\x1b" not in command("inspect", "\x1b[2J").err
         assert printable("a\nb\x1b") == "a\nb\N{REPLACEMENT CHARACTER}"
+
+
+def test_the_commands_of_the_readme_run(tmp_path, command: Command, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x = pa.table({"id": range(1000), "x": [i / 10 for i in range(1000)]})
+    lance.write_dataset(x, "numbers.lance")
+    Path("state.json").write_text(json.dumps(hls.from_lance("numbers.lance").state_dict()))
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    (block,) = re.findall(r"<!-- commands -->\n```bash\n(.+?)\n```", readme, re.DOTALL)
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert [line[1] for line in lines] == ["inspect", "plan", "order", "check"]
+    for prog, *arguments in lines:
+        assert prog == cli.PROG
+        found = command(*arguments)
+        assert found.code == 0, found
+        assert found.out
+        json.loads(command(*arguments, "--json").out)
 
 
 class TestOrder:

@@ -247,6 +247,8 @@ class TestWords:
         document = command("plan", table, "--seed", 1, "--gpus", "1,2", "--json").json
         tails = [(world["tail"], world["dropped_rows"]) for world in document["worlds"]]
         assert tails == [("keep", 0), ("drop", 1000 % 64)]
+        words = command("plan", table, "--seed", 1, "--gpus", "1,2").out
+        assert words.count("tail 'drop', the default of several GPUs") == 1
 
 
 def test_the_suggested_number_of_splits_holds_all_rules(table: str, command: Command) -> None:

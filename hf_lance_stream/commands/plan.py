@@ -20,7 +20,7 @@ from hf_lance_stream.examples import LanceExamplesIterable
 from hf_lance_stream.layouts import RankLayout, WorldLayout, examples_to_lay_out, world_layout
 from hf_lance_stream.plan import Options, check_int
 from hf_lance_stream.source import Source
-from hf_lance_stream.splits import divisors
+from hf_lance_stream.splits import Layout, divisors
 from hf_lance_stream.suggest import suggest_num_splits
 from hf_lance_stream.words import lines_of
 
@@ -188,7 +188,7 @@ def _report(
     if source.filter is not None:
         report.line("the filter was applied, which read the columns it names", "Note")
     for world in worlds:
-        _add_world(report, world, is_natural=examples is None or examples.plan.layout is None)
+        _add_world(report, world, examples.plan.layout if examples is not None else None)
     if suggestion is not None:
         report.heading("Suggested number of splits")
         found = suggestion["num_splits"]
@@ -196,7 +196,7 @@ def _report(
     return report
 
 
-def _add_world(report: Report, world: WorldLayout, *, is_natural: bool) -> None:
+def _add_world(report: Report, world: WorldLayout, whole: Layout | None) -> None:
     gpus = "1 GPU" if world.world_size == 1 else f"{world.world_size:,} GPUs"
     batch = ""
     if world.batch_size is not None:
@@ -205,8 +205,11 @@ def _add_world(report: Report, world: WorldLayout, *, is_natural: bool) -> None:
             batch += f", {world.batch_size * world.world_size:,} together"
     report.heading(gpus + batch)
     if world.ranks:
-        report.line(_epoch_of(world))
-        what = "shards" if is_natural else "splits"
+        text = _epoch_of(world)
+        if whole is not None and world.tail != whole.tail:
+            text += f"; tail {world.tail!r}, the default of several GPUs"
+        report.line(text)
+        what = "shards" if whole is None else "splits"
         headers = ["rank", what, "rows"]
         if world.batch_size is not None:
             headers += ["steps", "last batch"]
