@@ -193,8 +193,9 @@ class TestProcess:
         expected = ids(hls.from_lance(table, shuffle_seed=3, num_splits=7))[:20]
         assert json.loads(found.stdout)["rows"] == expected
 
-    def test_a_reader_that_has_seen_enough_is_no_error(self, table: str) -> None:
-        script = f"{sys.executable} -m hf_lance_stream.cli order {table} --rows 1000 | head -n 1"
+    def test_a_reader_that_has_seen_enough_is_no_error(self, tmp_path: Path) -> None:
+        path = make_table(tmp_path / "t.lance", 30_000, 30_000)  # more than a pipe holds
+        script = f"{sys.executable} -m hf_lance_stream.cli order {path} --rows 30000 | head -n 1"
         found = subprocess.run(
             ["bash", "-o", "pipefail", "-c", script], capture_output=True, text=True, timeout=120
         )
