@@ -15,6 +15,7 @@ from hf_lance_stream.merge import merge_state_dicts
 from hf_lance_stream.rank_states import RankStates
 from hf_lance_stream.ranks import PortableState, data_parallel_rank, gather_state_dict
 from hf_lance_stream.stats import ReadStats
+from hf_lance_stream.suggest import suggest_num_splits
 from hf_lance_stream.versions import pin, unpin
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "pin",
     "register",
     "stateful_dataloader",
+    "suggest_num_splits",
     "unpin",
 ]
 __version__ = "0.1.0"
