@@ -11,6 +11,13 @@ from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.factory import from_lance
 from hf_lance_stream.loader import stateful_dataloader
 from hf_lance_stream.merge import merge_state_dicts
+from hf_lance_stream.progress import progress
+from hf_lance_stream.quality import (
+    ShuffleQuality,
+    buffer_shuffle_positions,
+    plot_shuffles,
+    shuffle_quality,
+)
 from hf_lance_stream.rank_states import RankStates
 from hf_lance_stream.ranks import PortableState, data_parallel_rank, gather_state_dict
 from hf_lance_stream.stats import ReadStats
@@ -21,11 +28,16 @@ __all__ = [
     "PortableState",
     "RankStates",
     "ReadStats",
+    "ShuffleQuality",
+    "buffer_shuffle_positions",
     "data_parallel_rank",
     "from_lance",
     "gather_state_dict",
     "merge_state_dicts",
+    "plot_shuffles",
+    "progress",
     "register",
+    "shuffle_quality",
     "stateful_dataloader",
 ]
 __version__ = "0.1.0"

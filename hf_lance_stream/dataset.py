@@ -318,8 +318,11 @@ class LanceIterableDataset(IteratedDataset):
         return words.representation(self)
 
     def describe(self) -> str:
-        """What is read, in which order and in which parts, in words."""
+        """What is read, in which order and in which parts, in words; a table in a notebook."""
         return words.description(self)
+
+    def _repr_html_(self) -> str:
+        return words.description(self)._repr_html_()
 
     # The class stays.
 
