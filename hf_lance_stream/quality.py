@@ -298,7 +298,6 @@ def plot_shuffles(
     for axis, label in zip(axes[:, 0], ("the epoch", "its first 8 batches"), strict=True):
         axis.set_ylabel(f"position in the table\n({label})", fontsize=8)
         axis.set_ylim(0, examples.plan.order.rows)
-    figure.supxlabel("batches", fontsize=8)
     return figure
 
 
@@ -340,17 +339,12 @@ def _scatter(axis: "Axes", batches: npt.NDArray[np.float64], positions: Int64Arr
 
 
 def _caption(quality: ShuffleQuality) -> str:
-    lines = [
-        ("neighbours corr.", quality.neighbour_correlation),
-        ("order–position corr.", quality.rank_correlation),
-        ("batches corr.", quality.batch_correlation),
-        ("batch variance", quality.batch_variance),
-        ("clumps / batch", quality.clumps_per_batch),
-        ("fragments / batch", quality.fragments_per_batch),
-    ]
-    return "\n".join(
-        f"{name}  {value:.2f}"
-        if isinstance(value, float) and abs(value) < 10
-        else f"{name}  {_number(value)}"
-        for name, value in lines
-    )
+    lines = {
+        "neighbours corr.": f"{quality.neighbour_correlation:z.2f}",
+        "order–position corr.": f"{quality.rank_correlation:z.2f}",
+        "batches corr.": f"{quality.batch_correlation:z.2f}",
+        "batch variance": f"{quality.batch_variance:.2f}",
+        "clumps / batch": _number(quality.clumps_per_batch),
+        "fragments / batch": _number(quality.fragments_per_batch),
+    }
+    return "\n".join(["batches", *(f"{name} {value}" for name, value in lines.items())])
