@@ -170,7 +170,8 @@ def quality_of_positions(
         rows=order.size,
         batch_size=batch_size,
         neighbour_correlation=_correlation(order[:-1], order[1:]),
-        rank_correlation=_correlation(np.arange(order.size), np.argsort(np.argsort(order))),
+        # Of ranks and their places; places and their ranks, a permutation's inverse, have the same.
+        rank_correlation=_correlation(np.arange(order.size), np.argsort(order, kind="stable")),
         batch_correlation=_correlation(means[:-1], means[1:]),
         batch_variance=float(((means - (table_rows - 1) / 2) ** 2).mean() / random_variance),
         neighbour_fraction=float((np.diff(batches, axis=1) == 1).sum() / order.size),
