@@ -12,6 +12,13 @@ from hf_lance_stream.factory import from_lance
 from hf_lance_stream.lazy import BlobFile, LazyBlob
 from hf_lance_stream.loader import stateful_dataloader
 from hf_lance_stream.merge import merge_state_dicts
+from hf_lance_stream.progress import progress
+from hf_lance_stream.quality import (
+    ShuffleQuality,
+    buffer_shuffle_positions,
+    plot_shuffles,
+    shuffle_quality,
+)
 from hf_lance_stream.rank_states import RankStates
 from hf_lance_stream.ranks import PortableState, data_parallel_rank, gather_state_dict
 from hf_lance_stream.stats import ReadStats
@@ -26,12 +33,17 @@ __all__ = [
     "PortableState",
     "RankStates",
     "ReadStats",
+    "ShuffleQuality",
+    "buffer_shuffle_positions",
     "data_parallel_rank",
     "from_lance",
     "gather_state_dict",
     "merge_state_dicts",
     "pin",
+    "plot_shuffles",
+    "progress",
     "register",
+    "shuffle_quality",
     "stateful_dataloader",
     "suggest_num_splits",
     "unpin",

@@ -328,9 +328,12 @@ class LanceIterableDataset(VersionedDataset):
         return words.representation(self)
 
     def describe(self) -> str:
-        """What is read, in which order and in which parts, in words."""
+        """What is read, in which order and in which parts, in words; a table in a notebook."""
         self._follow_workers()
         return words.description(self)
+
+    def _repr_html_(self) -> str:
+        return words.description(self)._repr_html_()
 
     # The class stays.
 

@@ -1,319 +1,290 @@
-"""What saved states say: of which table and order they are, and how much of the epoch is done."""
+"""`progress`: a bar over rows or batches that knows its total over epochs, ranks and resumes."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from hf_lance_stream.checkpoint import check_content
-from hf_lance_stream.merge import (
-    dataset_states,
-    merge_natural,
-    merge_state_dicts,
-    plan_of,
-    rank_counts,
-    unpack,
-    whole_plan,
-)
-from hf_lance_stream.permutation import Int64Array
-from hf_lance_stream.resume import consumed_of, is_at_start, part_in_words
-from hf_lance_stream.splits import SplitStream
-from hf_lance_stream.state import (
-    STATE_TYPE,
-    check_count,
-    check_version,
-    find_states,
-    mapping,
-    steps_in_words,
-)
+import torch.distributed as dist
+from tqdm.auto import tqdm
 
-_MOST_SPLITS = 2**24  # that a whole state has
+from hf_lance_stream.dataset import LanceIterableDataset
+from hf_lance_stream.loader import LanceDataLoader
+from hf_lance_stream.merge import innermost_state
+from hf_lance_stream.plan import check_int
+from hf_lance_stream.ranks import length_of, parts_of
+from hf_lance_stream.resume import start_from
+from hf_lance_stream.wrappers import changes_rows, only_source
+
+Unit = Literal["rows", "batches"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SavedStates:
-    """What a file of states holds.
+def progress(
+    source: LanceDataLoader | LanceIterableDataset,
+    epochs: int | None = None,
+    *,
+    unit: Unit | None = None,
+    all_ranks: bool = True,
+    rank: int | None = None,
+    disable: bool | None = None,
+    **kwargs: Any,
+) -> "Progress":
+    """Show a tqdm bar while iterating over a loader or dataset.
 
-    Attributes:
-        kind: what it is, in words.
-        states: the state of each rank, or the only one.
-        num_workers: DataLoader workers of each rank, if the file says so.
-        global_step: step of the checkpoint, if it is one of Trainer.
-        rows_per_step: rows of a step of all ranks, if it is one of Trainer.
-    """
-
-    kind: str
-    states: tuple[Any, ...]
-    num_workers: int | None = None
-    global_step: int | None = None
-    rows_per_step: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartProgress:
-    """How much of a part of the epoch is done.
-
-    Attributes:
-        part: the part in words: splits, or natural shards.
-        rows_done: rows delivered.
-        least: rows of the split that is the furthest behind; None if splits are not told apart.
-        most: rows of the one that is the furthest ahead; None likewise.
-    """
-
-    part: str
-    rows_done: int
-    least: int | None = None
-    most: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """Where the states of one table and order stand.
-
-    Attributes:
-        epoch: the epoch.
-        fingerprint: what is read: table, version, order and so on.
-        steps: the steps on top, the last one first, as `datasets` names them.
-        parts: the parts of the epoch that the states tell of: of ranks, else of their workers.
-        rows_done: rows delivered, all parts together.
-        is_exact: False where steps buffer rows or change their number: then `rows_done` counts
-            the rows that were read for these steps, which may hold some of them back.
-        rows: rows that these parts have in an epoch; None where that is not known.
-        obstacle: why the states cannot be loaded on another number of ranks or workers; None if
-            they can.
-    """
-
-    epoch: int
-    fingerprint: Mapping[str, Any]
-    steps: str
-    parts: tuple[PartProgress, ...]
-    rows_done: int
-    is_exact: bool
-    rows: int | None
-    obstacle: str | None
-
-
-def saved_states(content: Any, name: str, step: int | None = None) -> SavedStates:
-    """Tell what a JSON document is that holds states.
+    Every iteration over what it returns is a pass over `source`, with the same items; states are
+    those of `source`, as ever. The bar starts where the epoch and the loaded state of `source`
+    are. Where the number of rows is unknown, as with a filter, the bar has no total and counts
+    from its start.
 
     Args:
-        content: a state of a dataset or of a loader, a merged state, a list of such, or what
-            `RankStates` or a checkpoint of Trainer has of all ranks.
-        name: where it is from, for errors.
-        step: the global step of the checkpoint of Trainer that it is from; None if unknown.
+        source: a loader of `stateful_dataloader`, or a dataset.
+        epochs: number of epochs of the whole training; one bar counts from the start of epoch 0 to
+            the end of epoch ``epochs - 1``. Default: each pass has a bar of its own.
+        unit: what is counted, "rows" or "batches". Default: rows, or batches of a loader whose
+            length is unknown.
+        all_ranks: count the rows of all ranks, taking them to be at the same step, or else those
+            of this rank. A bar without a total counts this rank; batches are the same for all.
+        rank: index of this process. Default: in the default process group, else of the part of
+            the table that `source` reads.
+        disable: whether to show no bar. Default: only rank 0 shows one.
+        kwargs: further arguments of ``tqdm``, such as desc, leave, file or mininterval.
 
     Raises:
-        ValueError: it is damaged, or something else, or of another step.
+        ValueError: an argument does not fit.
+
+    Example:
+        >>> import hf_lance_stream as hls
+        >>> ds = hls.from_lance(write_example_table(rows=100), num_splits=4, shuffle_seed=1)
+        >>> bar = hls.progress(ds, epochs=2, disable=True)
+        >>> for epoch in range(2):
+        ...     ds.set_epoch(epoch)
+        ...     for row in bar:
+        ...         pass
+        >>> bar.n, bar.total
+        (200, 200)
     """
-    if isinstance(content, Mapping) and "sha256" in content:
-        content = check_content(content, name, step)
-        states = _list(content, name)
-        return SavedStates(
-            kind=f"a checkpoint of Trainer, with the loader states of {_ranks(states)}",
-            states=states,
-            num_workers=check_count(content, "num_workers"),
-            global_step=check_count(content, "global_step"),
-            rows_per_step=check_count(content, "rows_per_step"),
+    if not isinstance(source, LanceDataLoader | LanceIterableDataset):
+        raise ValueError(
+            "`source` must be a loader of hls.stateful_dataloader or a dataset of Lance tables: "
+            f"got {type(source).__name__}"
         )
-    if isinstance(content, Mapping) and "states" in content:
-        states = _list(content, name)
-        workers = check_count(content, "num_workers")
-        kind = f"the loader states of {_ranks(states)}, together"
-        return SavedStates(kind=kind, states=states, num_workers=workers)
-    if isinstance(content, list):
-        if not content:
-            raise ValueError(f"{name} holds no state: it is an empty list")
-        return SavedStates(kind=f"a list of {len(content)} states", states=tuple(content))
-    return SavedStates(kind=_kind(content), states=(content,), num_workers=_workers(content))
+    if unit not in (None, "rows", "batches"):
+        raise ValueError(f'`unit` must be "rows", "batches" or None: got unit={unit!r}')
+    is_loader = isinstance(source, LanceDataLoader)
+    if unit == "batches" and not is_loader:
+        raise ValueError('`unit` must be "rows" for a dataset: got unit="batches"')
+    if unit == "rows" and is_loader and length_of(source.dataset) is None:
+        raise ValueError(
+            '`unit` must be "batches" for a loader whose number of rows is unknown, here for '
+            f"{changes_rows(source.dataset._ex_iterable)}: got unit='rows'"
+        )
+    for name in ("total", "initial", "iterable"):
+        if name in kwargs:
+            raise ValueError(f"`{name}` is set by progress: leave it out")
+    if epochs is not None:
+        epochs = check_int("epochs", epochs, 1, 2**31)
+    if rank is not None:
+        rank = check_int("rank", rank, 0, 2**31)
+    return Progress(source, epochs, unit, all_ranks, rank, disable, kwargs)
 
 
-def _list(content: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    states = content.get("states")
-    if not isinstance(states, list) or not states:
-        raise ValueError(f"{name} is damaged: `states` must be a list: got {str(states)[:80]}")
-    return tuple(states)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """What a pass counts.
 
-
-def _ranks(states: Sequence[Any]) -> str:
-    return "1 rank" if len(states) == 1 else f"{len(states)} ranks"
-
-
-def _workers(state: Any) -> int | None:
-    if isinstance(state, Mapping) and "loader" in state:
-        return check_count(mapping(state, "loader"), "num_workers")
-    if isinstance(state, Mapping) and "_snapshot" in state:
-        return len(dataset_states(state)[0])
-    return None
-
-
-def _kind(state: Any) -> str:
-    """What a single state is, in words."""
-    if isinstance(state, Mapping) and {"loader", "_snapshot", "dataset_state"} & set(state):
-        return "the state of a loader, of one rank"
-    found = list(find_states(state))
-    is_merged = len(found) == 1 and found[0].get("position") == 0 and not is_at_start(found[0])
-    if is_merged:
-        return "a merged state, or that of a dataset which has just loaded one"
-    return "the state of a dataset"
-
-
-def progress_of(states: Sequence[Any]) -> list[Progress]:
-    """Where states stand, apart for each table and order that they tell of.
-
-    Args:
-        states: states of datasets or loaders, each of one rank, or a merged one.
-
-    Raises:
-        ValueError: one is damaged, or is none.
+    Attributes:
+        size: rows per item.
+        left: rows that this rank will yield in this pass; None if unknown.
+        total: rows that this rank yields in the whole epoch; None if unknown.
+        of_all: the same of all ranks.
+        by_batch: count items instead of rows.
     """
-    found = [one for state in states for one in _found(state)]
-    obstacle = None
-    try:
-        merge_state_dicts(list(states))
-    except ValueError as error:
-        obstacle = str(error)
-    groups: dict[str, list[_Found]] = {}
-    for one in found:
-        key = json.dumps({**one.state["fingerprint"], "epoch": one.epoch}, sort_keys=True)
-        groups.setdefault(key, []).append(one)
-    by_rank = _parts_of_ranks(states) if len(groups) == 1 else None
-    return [_progress(group, by_rank, obstacle) for group in groups.values()]
+
+    size: int
+    left: int | None
+    total: int | None
+    of_all: int | None
+    by_batch: bool
+
+    @property
+    def per_epoch(self) -> int | None:
+        """Units of a whole epoch."""
+        return -(-self.total // self.size) if self.total and self.by_batch else self.of_all
+
+    def done_after(self, items: int) -> int | None:
+        """Units of the epoch that are done after some items of this pass."""
+        if self.left is None or self.total is None or self.of_all is None:
+            return None
+        left = max(0, self.left - items * self.size)
+        if self.by_batch:
+            return -(-self.total // self.size) - -(-left // self.size)
+        return (self.total - left) * self.of_all // max(1, self.total)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
-    """One state of ours, with the epoch and the steps of the dataset that it is in."""
+class Progress:
+    """What `progress` returns: an iterable over a loader or dataset, one pass each time.
 
-    state: dict[str, Any]
-    epoch: int
-    steps: str
+    Attributes:
+        n: rows or batches that are done.
+        total: how many there will have been at the end; None if unknown.
+        tqdm: the bar that is shown, from the start of the first pass on, for example for
+            ``bar.tqdm.set_postfix(loss=0.5)``.
+    """
 
+    def __init__(
+        self,
+        source: LanceDataLoader | LanceIterableDataset,
+        epochs: int | None,
+        unit: Unit | None,
+        all_ranks: bool,
+        rank: int | None,
+        disable: bool | None,
+        options: dict[str, Any],
+    ) -> None:
+        self._source = source
+        self._epochs = epochs
+        self._unit = unit
+        self._all_ranks = all_ranks
+        self._rank = rank
+        self._disable = disable
+        self._options = options
+        self.n = 0
+        self.total: int | None = None
+        self.tqdm: Any = None
 
-def _found(state: Any) -> Iterator[_Found]:
-    """The states of ours in a state of a dataset or loader, each checked."""
-    for dataset in dataset_states(state)[0]:
-        nested = dataset["examples_iterable"]
-        epoch = check_count(dataset, "epoch")
-        inside = list(_live_states(nested))
-        if not inside:
-            raise ValueError(f"it holds no state of a Lance table: got {str(dataset)[:100]}")
-        for one in inside:
-            _check(one)
-            yield _Found(state=one, epoch=epoch, steps=steps_in_words(nested))
+    @property
+    def _dataset(self) -> LanceIterableDataset:
+        if isinstance(self._source, LanceIterableDataset):
+            return self._source
+        loaded: LanceIterableDataset = self._source.dataset
+        return loaded
 
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self._source, LanceDataLoader):
+            current = self._next_pass(int(self._source.batch_size), self._source.drop_last)
+        else:
+            current = self._next_pass(1, False)
+        self._show(current, self._dataset.epoch)
+        return self._counted(iter(self._source), current, self._dataset.epoch)
 
-def _live_states(nested: Any) -> Iterator[dict[str, Any]]:
-    """The states of ours in a nested state, without those that `datasets` keeps to replay from."""
-    if isinstance(nested, dict) and nested.get("type") != STATE_TYPE:
-        nested = [value for name, value in nested.items() if name != "previous_state"]
-    if isinstance(nested, list):
-        for value in nested:
-            yield from _live_states(value)
-    else:
-        yield from find_states(nested)
+    def iter(self, batch_size: int, drop_last_batch: bool = False) -> Iterator[Any]:
+        """Iterate over batches of a dataset, as its `iter` does; the bar counts their rows.
 
+        Args:
+            batch_size: rows per batch.
+            drop_last_batch: leave out a short last batch.
+        """
+        if isinstance(self._source, LanceDataLoader):
+            raise ValueError("`iter` is for datasets: a loader has batches, iterate over it")
+        batch_size = check_int("batch_size", batch_size, 1, 2**62)
+        current = self._next_pass(batch_size, drop_last_batch)
+        self._show(current, self._dataset.epoch)
+        batches = self._source.iter(batch_size, drop_last_batch)
+        return self._counted(batches, current, self._dataset.epoch)
 
-def _check(state: dict[str, Any]) -> None:
-    """Raise ValueError for a state of ours that is damaged."""
-    check_version(state)
-    fingerprint = mapping(state, "fingerprint")
-    if fingerprint.get("num_splits") is not None:  # of which each will take memory
-        check_count(fingerprint, "num_splits", low=1, high=_MOST_SPLITS)
-    check_count(mapping(state, "part"), "start")
-    check_count(mapping(state, "part"), "stop")
-    _rows_done(state)
+    def close(self) -> None:
+        """Let go of the bar. It does so by itself at the end of the last epoch."""
+        if self.tqdm is not None:
+            self.tqdm.close()
+        self.tqdm = None
 
+    def _counted(self, items: Iterable[Any], current: _Pass, epoch: int) -> Iterator[Any]:
+        before = self.n  # of a bar without a total
+        for count, item in enumerate(items, start=1):
+            done = self._after(current, epoch, count)
+            if done is None:
+                done = before + count * (1 if current.by_batch else current.size)
+            self.tqdm.update(done - self.n)
+            self.n = done
+            yield item
+        if self._epochs is None or epoch + 1 >= self._epochs:
+            self.close()
 
-def _rows_done(state: Mapping[str, Any]) -> int:
-    """Rows delivered by the reader of a state, those before it started included."""
-    plan = plan_of(state, whole_plan(state))
-    consumed = consumed_of(state, plan)
-    before = 0 if consumed is None else int(consumed.sum())
-    return before + check_count(state, "position", high=plan.resumed(consumed).stream_rows)
+    def _after(self, current: _Pass, epoch: int, count: int) -> int | None:
+        done, per_epoch = current.done_after(count), current.per_epoch
+        if done is None or per_epoch is None or self._epochs is None:
+            return done
+        return epoch * per_epoch + done
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _RankPart:
-    """The splits of a rank: the first one, and rows done of each; natural shards: of all."""
-
-    state: dict[str, Any]
-    start: int
-    counts: Int64Array
-
-
-def _parts_of_ranks(states: Sequence[Any]) -> list[_RankPart] | None:
-    """The parts of the ranks, each once; None with steps that change the number of rows."""
-    try:
-        ranks = [unpack(state) for state in states]
-        whole = whole_plan(ranks[0].states[0])
-        if whole.layout is None:
-            return [
-                _RankPart(state=rank.states[0], start=0, counts=merge_natural([rank], whole))
-                for rank in ranks
-            ]
-        parts = {
-            (start, counts.size): _RankPart(state=rank.states[0], start=start, counts=counts)
-            for rank in ranks
-            for start, counts in rank_counts(rank, whole)
-        }
-    except ValueError:
-        return None
-    return [parts[key] for key in sorted(parts)]
-
-
-def _progress(
-    group: list[_Found], by_rank: list[_RankPart] | None, obstacle: str | None
-) -> Progress:
-    first = group[0]
-    fingerprint = mapping(first.state, "fingerprint")
-    rows: int | None = None
-    if by_rank is not None:
-        parts = [_of_rank(part) for part in by_rank]
-        if fingerprint.get("num_splits") is not None:
-            rows = sum(map(_rows_of, by_rank))
-    else:
-        parts = [
-            PartProgress(
-                part=part_in_words(mapping(one.state, "part")), rows_done=_rows_done(one.state)
+    def _show(self, current: _Pass, epoch: int) -> None:
+        """Have the bar show where a pass begins."""
+        begin, per_epoch = self._after(current, epoch, 0), current.per_epoch
+        self.total = None
+        if begin is not None and per_epoch is not None:
+            self.total = per_epoch * (max(self._epochs, epoch + 1) if self._epochs else 1)
+        if begin is None:
+            begin = self.n if self.tqdm is not None else 0
+        self.n = begin
+        if self.tqdm is None:
+            unit = " batches" if current.by_batch else " rows"
+            options: dict[str, Any] = {"unit": unit} | self._options
+            self.tqdm = tqdm(
+                total=self.total, initial=begin, disable=not self._is_shown(), **options
             )
-            for one in group
-        ]
-    return Progress(
-        epoch=first.epoch,
-        fingerprint=fingerprint,
-        steps=first.steps,
-        parts=tuple(parts),
-        rows_done=sum(part.rows_done for part in parts),
-        is_exact=by_rank is not None,
-        rows=rows,
-        obstacle=obstacle,
-    )
+        elif not self.tqdm.disable:
+            if self.tqdm.total != self.total:
+                self.tqdm.reset(self.total)
+                self.tqdm.total = self.total  # None leaves it as it was
+            # Rows that were skipped over do not count for the speed.
+            self.tqdm.initial += begin - self.tqdm.n
+            self.tqdm.n = self.tqdm.last_print_n = begin
+            self.tqdm.refresh()
+
+    def _is_shown(self) -> bool:
+        if self._disable is not None:
+            return not self._disable
+        if self._rank is not None:
+            return self._rank == 0
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank() == 0
+        return _part_of(self._dataset)[0] == 0
+
+    def _next_pass(self, size: int, drop_last: bool) -> _Pass:
+        ds = self._dataset
+        total, done = length_of(ds), _rows_done(ds)
+        if length_of(self._source) is None:  # of a loader with workers
+            total = None
+        is_loader = isinstance(self._source, LanceDataLoader)
+        by_batch = is_loader and (self._unit == "batches" or total is None)
+        if total is None or done is None:
+            return _Pass(size=size, left=None, total=None, of_all=None, by_batch=by_batch)
+        of_all = _rows_of_all_ranks(ds, total) if self._all_ranks else total
+        left = total - done
+        if drop_last:
+            left, total = left // size * size, total // size * size
+            of_all = total * (_part_of(ds)[1] if self._all_ranks else 1)
+        return _Pass(size=size, left=left, total=total, of_all=of_all, by_batch=by_batch)
 
 
-def _of_rank(part: _RankPart) -> PartProgress:
-    counts, last = part.counts, part.start + part.counts.size - 1
-    if mapping(part.state, "fingerprint").get("num_splits") is None:
-        words = part_in_words({**mapping(part.state, "part"), "worker": None})
-        return PartProgress(part=words, rows_done=int(counts[0]))
-    return PartProgress(
-        part=f"split {last}" if last == part.start else f"splits {part.start} to {last}",
-        rows_done=int(counts.sum()),
-        least=int(counts.min()),
-        most=int(counts.max()),
-    )
+def _rows_done(ds: LanceIterableDataset) -> int | None:
+    """Rows of the epoch before those of the next pass; None where a step of `ds` hides them."""
+    starting = ds._starting_state_dict
+    if starting is None or starting["epoch"] != ds.epoch:
+        return 0
+    examples = only_source(ds.prepared_source())
+    if examples is None or changes_rows(ds._ex_iterable) is not None:
+        return None
+    try:
+        state = innermost_state(starting["examples_iterable"])
+    except ValueError:  # a step on tables is under way in a batch of its own
+        return None
+    start = start_from(state, examples.fingerprint, examples.plan)
+    return len(examples.plan) - (len(start.plan) - start.position)
 
 
-def _rows_of(part: _RankPart) -> int:
-    """Rows that the splits of a rank have in an epoch.
+def _rows_of_all_ranks(ds: LanceIterableDataset, rows: int) -> int:
+    """Rows of an epoch over all ranks where this one has `rows`."""
+    examples = only_source(ds.prepared_source())
+    if examples is None or len(examples.plan) != rows:
+        return rows * _part_of(ds)[1]
+    layout = examples.plan.layout
+    return layout.epoch_rows if layout is not None else examples.plan.order.rows
 
-    A state does not say what the default tail was; so it is "drop", unless more is done.
-    """
-    stream = whole_plan(part.state).stream
-    assert isinstance(stream, SplitStream)
-    tail = mapping(part.state, "fingerprint").get("tail")
-    stop, done = part.start + part.counts.size, int(part.counts.sum())
-    lengths = [
-        len(replace(stream, layout=replace(stream.layout, tail=one), start=part.start, stop=stop))
-        for one in ((tail,) if tail else ("drop", "keep"))
-    ]
-    return next((length for length in lengths if length >= done), lengths[-1])
+
+def _part_of(ds: LanceIterableDataset) -> tuple[int, int]:
+    """Rank and number of ranks as which `ds` is divided."""
+    part = next(iter(parts_of(ds)), None) or (0, 1)
+    if isinstance(part[0], int):
+        return part
+    ranks, sizes = zip(*part, strict=True)  # divided more than once
+    return max(ranks), math.prod(sizes)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hf_lance_stream.examples import LanceExamplesIterable
+from hf_lance_stream.html import Description
 from hf_lance_stream.plan import Plan
 from hf_lance_stream.splits import Layout, divisors
 from hf_lance_stream.wrappers import only_source, sources
@@ -24,10 +25,13 @@ def representation(dataset: Any) -> str:
     return "LanceIterableDataset({\n    " + ",\n    ".join(lines) + "\n})"
 
 
-def description(dataset: Any) -> str:
+def description(dataset: Any) -> Description:
     """A paragraph for each table the dataset reads."""
-    return "\n\n".join(
-        "\n".join(lines_of(examples, dataset.epoch)) for examples in sources(dataset._ex_iterable)
+    return Description(
+        "\n\n".join(
+            "\n".join(lines_of(examples, dataset.epoch))
+            for examples in sources(dataset._ex_iterable)
+        )
     )
 
 

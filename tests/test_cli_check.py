@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hf_lance_stream as hls
 from hf_lance_stream.checkpoint import STATE_NAME, write_states
-from hf_lance_stream.progress import progress_of, saved_states
+from hf_lance_stream.saved_states import progress_of, saved_states
 
 ORDER = {"num_splits": 8, "shuffle_seed": 1, "shuffle_clump_size": 16}
 

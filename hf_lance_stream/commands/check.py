@@ -19,7 +19,7 @@ from hf_lance_stream.commands.common import (
 )
 from hf_lance_stream.commands.report import Report
 from hf_lance_stream.fitting import Fit, fit_of
-from hf_lance_stream.progress import Progress, SavedStates, progress_of, saved_states
+from hf_lance_stream.saved_states import Progress, SavedStates, progress_of, saved_states
 
 _DESCRIPTION = """\
 Say what a saved state is, how much of the epoch is done, and of which table and
