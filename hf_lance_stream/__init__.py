@@ -14,6 +14,7 @@ from hf_lance_stream.merge import merge_state_dicts
 from hf_lance_stream.rank_states import RankStates
 from hf_lance_stream.ranks import PortableState, data_parallel_rank, gather_state_dict
 from hf_lance_stream.stats import ReadStats
+from hf_lance_stream.suggest import suggest_num_splits
 from hf_lance_stream.writing import Written, write_lance
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "merge_state_dicts",
     "register",
     "stateful_dataloader",
+    "suggest_num_splits",
     "write_lance",
 ]
 __version__ = "0.1.0"

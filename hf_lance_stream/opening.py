@@ -30,6 +30,7 @@ from hf_lance_stream.source import open_source
 from hf_lance_stream.table import is_table
 
 _SAVED = {"state.json", "dataset_dict.json"}  # what `save_to_disk` leaves in a directory
+_COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
 _LANCE_OPTIONS = {"filter", "version"}
 
 
@@ -98,7 +99,7 @@ def _open_builder(
     dataset = _of_split(splits, split)
     known = (builder.info.splits or {}).get(str(dataset.split))
     identity = {
-        "kind": builder.dataset_name if builder.dataset_name != builder.name else builder.name,
+        "kind": builder.dataset_name or builder.name,
         "config": builder.config_id,
         "files": _files_digest(builder),
         "split": str(dataset.split),
@@ -113,24 +114,26 @@ def _open_builder(
 
 
 def _builder(name: str, options: dict[str, Any]) -> DatasetBuilder:
-    is_file = "data_files" not in options and (
-        "://" in name or glob.has_magic(name) or Path(name).expanduser().is_file()
-    )
-    if is_file:
-        suffix = Path(name.partition("?")[0]).suffix or name
-        for compressed in (".gz", ".bz2", ".xz", ".zst"):
-            if suffix == compressed:
-                suffix = Path(name.removesuffix(compressed)).suffix
-        # The table by which `load_dataset` knows files in directories.
-        module, defaults = packaged_modules._EXTENSION_TO_MODULE.get(suffix, (None, {}))
-        if module is None:
-            raise ValueError(
-                f"`source` must be a file that datasets can load: got {name!r}, which ends with "
-                f"{suffix!r}; name the builder, and the file as `data_files`"
-            )
+    # The table by which `load_dataset` knows files in directories.
+    module, defaults = packaged_modules._EXTENSION_TO_MODULE.get(_suffix(name), (None, {}))
+    is_uri, path = "://" in name, Path(name).expanduser()
+    if module is None and (is_uri or glob.has_magic(name) or path.is_file()):
+        raise ValueError(
+            f"`source` must be a file that datasets can load, or a glob of such: got {name!r}; for "
+            "other names of files name the builder, and the files as `data_files`"
+        )
+    if module is not None and "data_files" not in options and not path.is_dir():
+        if not is_uri and not glob.has_magic(name) and not path.exists():
+            raise FileNotFoundError(f"`source`: there is no file {name!r}")
         options = {**defaults, **options, "data_files": name}
         name = module
     return load_dataset_builder(name, **options)
+
+
+def _suffix(name: str) -> str:
+    """End of the name of a file, before that of a compression."""
+    path = Path(name.partition("?")[0])
+    return path.with_suffix("").suffix if path.suffix in _COMPRESSIONS else path.suffix
 
 
 def _files_digest(builder: DatasetBuilder) -> str:

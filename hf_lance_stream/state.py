@@ -86,8 +86,9 @@ def check_steps(saved: Any, live: Any) -> None:
     """
     if not _same_steps(saved, live):
         raise ValueError(
-            f"the state was saved by a dataset with other steps: saved {_steps(saved)}, now "
-            f"{_steps(live)}; load it into a dataset made by the same calls in the same order"
+            "the state was saved by a dataset with other steps: saved "
+            f"{steps_in_words(saved)}, now {steps_in_words(live)}; load it into a dataset made by "
+            "the same calls in the same order"
         )
 
 
@@ -107,7 +108,7 @@ def _same_steps(saved: Any, live: Any) -> bool:
     return True
 
 
-def _steps(state: Any) -> str:
+def steps_in_words(state: Any) -> str:
     """The types of the steps of a nested state, the last call first."""
     names = []
     while isinstance(state, dict):

@@ -27,11 +27,12 @@ def representation(dataset: Any) -> str:
 def description(dataset: Any) -> str:
     """A paragraph for each table the dataset reads."""
     return "\n\n".join(
-        "\n".join(_lines(examples, dataset.epoch)) for examples in sources(dataset._ex_iterable)
+        "\n".join(lines_of(examples, dataset.epoch)) for examples in sources(dataset._ex_iterable)
     )
 
 
-def _lines(examples: LanceExamplesIterable, epoch: int) -> list[str]:
+def lines_of(examples: LanceExamplesIterable, epoch: int) -> list[str]:
+    """What a source reads, in which order and in which parts; each line has a label."""
     source, plan = examples.source, examples.plan
     names = source.name if isinstance(source.name, list) else [source.name]
     versions = source.version if isinstance(source.version, list) else [source.version]

@@ -158,6 +158,8 @@ def write_lance(
     if opened.identity.get("table") == writer.name:
         raise ValueError(f"`table` must be another than `source`: both are {writer.name!r}")
     job = _Job(opened.identity, shuffle, limits, mode=mode, resume=resume, progress=progress)
+    if job.has_finished(writer) and isinstance(opened, StreamInput):
+        _unshuffled_of(writer).drop()  # the run that finished was killed before it did that
     start = job.start_of(writer, opened.schema)
     if shuffle.seed is None:
         writer = job.write(opened, writer, start)
@@ -236,6 +238,16 @@ class _Job:
     resume: bool = True
     progress: bool = False
     title: str = ""
+
+    def has_finished(self, writer: TableWriter) -> bool:
+        """Whether the latest version of a table is what this job makes."""
+        record = writer.record
+        return (
+            record is not None
+            and record["finished"]
+            and not differences(record["source"], self.identity)
+            and not differences(record["shuffle"], self.shuffle.record)
+        )
 
     def start_of(self, writer: TableWriter, schema: pa.Schema) -> _Start:
         """Where to go on in a table, or to begin anew.
@@ -406,16 +418,11 @@ def _write_in_two_passes(
     job: _Job, source: StreamInput, writer: TableWriter, start: _Start
 ) -> TableWriter:
     """Shuffle what can only be read in its order: by way of a second table."""
-    unshuffled = open_writer(writer.uri.rstrip("/") + UNSHUFFLED, writer.storage_options)
+    unshuffled = _unshuffled_of(writer)
     first = replace(
         job, shuffle=_Shuffle(None, 1), mode="create", resume=True, title="1/2 in its order"
     )
-    is_finished = (
-        unshuffled.record is not None
-        and unshuffled.record["finished"]
-        and not differences(unshuffled.record["source"], job.identity)
-    )
-    if not is_finished:
+    if not first.has_finished(unshuffled):
         begin = first.start_of(unshuffled, source.schema)
         unshuffled = first.write(source, unshuffled, begin)
     rows = open_source(unshuffled.uri, storage_options=writer.storage_options)
@@ -425,3 +432,7 @@ def _write_in_two_passes(
     writer = second.write(indexed.shuffled(job.shuffle.seed, job.shuffle.clump_size), writer, start)
     unshuffled.drop()
     return writer
+
+
+def _unshuffled_of(writer: TableWriter) -> TableWriter:
+    return open_writer(writer.uri.rstrip("/") + UNSHUFFLED, writer.storage_options)
