@@ -98,16 +98,21 @@ class TableWriter:
         """
         from lance.fragment import write_fragments
 
-        return write_fragments(
-            pa.RecordBatchReader.from_batches(schema, batches),
-            self.uri if replacing or self._handle is None else self._handle,
-            return_transaction=True,
-            mode=("overwrite" if self.exists else "create") if replacing else "append",
-            max_rows_per_file=_NO_LIMIT,
-            data_cache_bytes=min(_COLUMN_CACHE * len(schema), _CACHE),
-            data_storage_version="stable" if replacing else None,
-            storage_options=self.storage_options,
-        )
+        try:
+            return write_fragments(
+                pa.RecordBatchReader.from_batches(schema, batches),
+                self.uri if replacing or self._handle is None else self._handle,
+                return_transaction=True,
+                mode=("overwrite" if self.exists else "create") if replacing else "append",
+                max_rows_per_file=_NO_LIMIT,
+                data_cache_bytes=min(_COLUMN_CACHE * len(schema), _CACHE),
+                data_storage_version="stable" if replacing else None,
+                storage_options=self.storage_options,
+            )
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # of Rust: no Exception
+                raise OSError(f"Lance could not write to {self.name}: {error}") from error
+            raise
 
     def commit(self, schema: pa.Schema, written: Any, record: Record, *, replacing: bool) -> Any:
         """Make a written fragment, or none, part of the table, together with a record.

@@ -158,8 +158,10 @@ def write_lance(
     if opened.identity.get("table") == writer.name:
         raise ValueError(f"`table` must be another than `source`: both are {writer.name!r}")
     job = _Job(opened.identity, shuffle, limits, mode=mode, resume=resume, progress=progress)
-    if job.has_finished(writer) and isinstance(opened, StreamInput):
-        _unshuffled_of(writer).drop()  # the run that finished was killed before it did that
+    if isinstance(opened, StreamInput) and job.has_finished(writer):
+        unshuffled = _unshuffled_of(writer)
+        if job.first_pass().has_finished(unshuffled):
+            unshuffled.drop()  # which the run that finished did not live to do
     start = job.start_of(writer, opened.schema)
     if shuffle.seed is None:
         writer = job.write(opened, writer, start)
@@ -247,6 +249,13 @@ class _Job:
             and record["finished"]
             and not differences(record["source"], self.identity)
             and not differences(record["shuffle"], self.shuffle.record)
+        )
+
+    def first_pass(self) -> "_Job":
+        """The job of writing the rows in their order, before they are shuffled."""
+        not_shuffled = _Shuffle(None, 1)
+        return replace(
+            self, shuffle=not_shuffled, mode="create", resume=True, title="1/2 in its order"
         )
 
     def start_of(self, writer: TableWriter, schema: pa.Schema) -> _Start:
@@ -383,7 +392,7 @@ class _Feed:
                     self.position = self._next.start
                 else:
                     self._advance()
-                yield from _cast(table, self._schema, batch.start).to_batches()
+                yield from map(_unsliced, _cast(table, self._schema, batch.start).to_batches())
                 rows, size = rows + table.num_rows, size + table.nbytes
                 self._bar.update(table.num_rows)
                 if rows == limits.rows or size >= limits.bytes:
@@ -414,14 +423,22 @@ def _cast(table: pa.Table, schema: pa.Schema, start: Position) -> pa.Table:
         ) from error
 
 
+def _unsliced(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch without offsets in nested columns, at which Lance 14 panics in nested structs."""
+    columns = [
+        column.take(pa.array(range(len(column)), pa.int64()))
+        if column.offset and column.type.num_fields
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
 def _write_in_two_passes(
     job: _Job, source: StreamInput, writer: TableWriter, start: _Start
 ) -> TableWriter:
     """Shuffle what can only be read in its order: by way of a second table."""
-    unshuffled = _unshuffled_of(writer)
-    first = replace(
-        job, shuffle=_Shuffle(None, 1), mode="create", resume=True, title="1/2 in its order"
-    )
+    first, unshuffled = job.first_pass(), _unshuffled_of(writer)
     if not first.has_finished(unshuffled):
         begin = first.start_of(unshuffled, source.schema)
         unshuffled = first.write(source, unshuffled, begin)
