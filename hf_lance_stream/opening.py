@@ -18,6 +18,8 @@ from datasets import (
     load_from_disk,
     packaged_modules,
 )
+from datasets.packaged_modules.parquet.parquet import ParquetConfig
+from pyarrow.dataset import ParquetFragmentScanOptions
 
 from hf_lance_stream.inputs import (
     IndexedInput,
@@ -31,6 +33,7 @@ from hf_lance_stream.table import is_table
 
 _SAVED = {"state.json", "dataset_dict.json"}  # what `save_to_disk` leaves in a directory
 _COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}
+_PARQUET_BUFFER = 1 << 20  # bytes of a column read at a time
 _LANCE_OPTIONS = {"filter", "version"}
 
 
@@ -127,7 +130,13 @@ def _builder(name: str, options: dict[str, Any]) -> DatasetBuilder:
             raise FileNotFoundError(f"`source`: there is no file {name!r}")
         options = {**defaults, **options, "data_files": name}
         name = module
-    return load_dataset_builder(name, **options)
+    builder = load_dataset_builder(name, **options)
+    if isinstance(builder.config, ParquetConfig) and builder.config.fragment_scan_options is None:
+        # By default Arrow keeps all it has read of a file until the whole file has been read.
+        builder.config.fragment_scan_options = ParquetFragmentScanOptions(
+            pre_buffer=False, use_buffered_stream=True, buffer_size=_PARQUET_BUFFER
+        )
+    return builder
 
 
 def _suffix(name: str) -> str:
