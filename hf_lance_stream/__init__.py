@@ -24,6 +24,7 @@ from hf_lance_stream.ranks import PortableState, data_parallel_rank, gather_stat
 from hf_lance_stream.stats import ReadStats
 from hf_lance_stream.suggest import suggest_num_splits
 from hf_lance_stream.versions import pin, unpin
+from hf_lance_stream.writing import Written, write_lance
 
 __all__ = [
     "BadRowError",
@@ -34,6 +35,7 @@ __all__ = [
     "RankStates",
     "ReadStats",
     "ShuffleQuality",
+    "Written",
     "buffer_shuffle_positions",
     "data_parallel_rank",
     "from_lance",
@@ -47,6 +49,7 @@ __all__ = [
     "stateful_dataloader",
     "suggest_num_splits",
     "unpin",
+    "write_lance",
 ]
 __version__ = "0.1.0"
 

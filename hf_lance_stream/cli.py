@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hf_lance_stream import __version__
-from hf_lance_stream.commands import check, demo, inspect, order, plan
+from hf_lance_stream.commands import bench, check, convert, demo, inspect, order, plan
 from hf_lance_stream.commands.common import EXIT_CODES
 from hf_lance_stream.commands.report import printable
 
 PROG = "hf-lance-stream"
 
-_COMMANDS: tuple[Any, ...] = (inspect, plan, order, check, demo)
+_COMMANDS: tuple[Any, ...] = (inspect, plan, order, check, bench, convert, demo)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -98,8 +98,8 @@ def fit_of(
     notes = [f"not compared, since the state has it shortened: {name}" for name in unknown]
     if names == ["table"]:
         notes.append(
-            "only the place differs: if the table was moved, load_state_dict(state, allow_moved=True) "
-            "continues at the same row"
+            "only the place differs: if the table was moved, load_state_dict(state, "
+            "allow_moved=True) continues at the same row"
         )
     if not lines and source.version != latest.version:
         notes.append(f"the table has moved on: build the dataset with version={source.version}")

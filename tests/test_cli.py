@@ -23,7 +23,7 @@ from hf_lance_stream import cli
 from hf_lance_stream.commands import common, order
 from hf_lance_stream.commands.report import Report, printable
 
-NAMES = ["inspect", "plan", "order", "check", "demo"]
+NAMES = ["inspect", "plan", "order", "check", "bench", "convert", "demo"]
 ON_A_TABLE = [["inspect"], ["plan"], ["order"]]
 
 

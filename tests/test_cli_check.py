@@ -275,7 +275,7 @@ class TestFit:
         found = check(state, moved, "--json")
         assert found.code == 1
         assert found.json["fit"]["differences"] == [f"table: saved {own!r}, now {moved!r}"]
-        assert "strict=False" in found.json["fit"]["notes"][0]
+        assert "allow_moved=True" in found.json["fit"]["notes"][0]
 
     def test_another_table_of_the_same_shape(self, own: str, shared: str, check) -> None:
         state = after(hls.from_lance(own, **ORDER), 9)

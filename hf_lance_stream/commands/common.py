@@ -58,6 +58,11 @@ def add_table(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> N
         type=lambda text: int(text) if text.isdecimal() else text,
         help="version number, tag or branch of the table (default: the latest)",
     )
+    add_storage_options(parser)
+
+
+def add_storage_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--storage-option``."""
     parser.add_argument(
         "--storage-option",
         dest="storage_options",
