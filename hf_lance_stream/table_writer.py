@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from hf_lance_stream.credentials import public_uri
+from hf_lance_stream.lance_errors import reason_of
 from hf_lance_stream.processes import refuse_unsafe_fork
-from hf_lance_stream.table import is_table, pin, reason_of, without_password
+from hf_lance_stream.table import Table, is_table, pin
 
 if TYPE_CHECKING:
     import lance
@@ -55,7 +57,7 @@ class TableWriter:
     @property
     def name(self) -> str:
         """The path, or the URI without user name and password."""
-        return without_password(self.uri)
+        return public_uri(self.uri)
 
     @property
     def version(self) -> int:
@@ -208,6 +210,11 @@ def open_writer(
         table = pin(uri, None, storage_options, argument)
     except FileNotFoundError:
         return TableWriter(uri=uri, storage_options=storage_options)
+    if not isinstance(table, Table):
+        raise ValueError(
+            f"`{argument}` must be a path or URI where files can be written: got {table.name!r}, "
+            "a table that LanceDB has; use its own `create_table` or `add`"
+        )
     return TableWriter(
         uri=uri,
         storage_options=storage_options,

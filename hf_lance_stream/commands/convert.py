@@ -14,7 +14,7 @@ from hf_lance_stream.commands.common import (
     storage_options_of,
 )
 from hf_lance_stream.commands.report import Report
-from hf_lance_stream.table import without_password
+from hf_lance_stream.credentials import public_uri
 from hf_lance_stream.writing import Written, write_lance
 
 _DESCRIPTION = """\
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress=sys.stderr.isatty(),
         **{name: value for name, value in given.items() if value is not None},
     )
-    document = asdict(written) | {"table": without_password(written.table)}
+    document = asdict(written) | {"table": public_uri(written.table)}
     show(arguments, document, _report(written))
     return 0
 
@@ -125,7 +125,7 @@ def byte_count(text: str) -> int:
 
 def _report(written: Written) -> Report:
     report = Report()
-    report.line(f"{without_password(written.table)}, version {written.version}", "Table")
+    report.line(f"{public_uri(written.table)}, version {written.version}", "Table")
     report.line(f"{written.rows:,}", "Rows")
     size, count = written.bytes / 1e6, written.fragments
     report.line(f"{count:,}, of {size / max(1, count):,.1f} MB on average", "Fragments")
