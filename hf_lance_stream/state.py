@@ -105,6 +105,24 @@ def check_steps(saved: Any, live: Any) -> None:
             f"{steps_in_words(saved)}, now {steps_in_words(live)}; load it into a dataset made by "
             "the same calls in the same order"
         )
+    if (name := _damaged_count(saved, live)) is not None:
+        raise ValueError(f"the state is damaged: `{name}` of a step is no number as it was saved")
+
+
+def _damaged_count(saved: Any, live: Any) -> str | None:
+    """Name of a count of a step that is none in the saved state, or None."""
+    if isinstance(live, list):
+        found = (_damaged_count(*pair) for pair in zip(saved, live, strict=True))
+        return next((name for name in found if name is not None), None)
+    for name, value in live.items() if isinstance(live, dict) else ():
+        if live.get("type") == STATE_TYPE:
+            return None  # `check_state` does that
+        if isinstance(value, int):
+            if type(saved[name]) is not type(value):
+                return str(name)
+        elif (inner := _damaged_count(saved[name], value)) is not None:
+            return inner
+    return None
 
 
 def _same_steps(saved: Any, live: Any) -> bool:
