@@ -28,8 +28,8 @@ from hf_lance_stream.inputs import (
     input_of_source,
     input_of_stream,
 )
+from hf_lance_stream.open_table import is_table
 from hf_lance_stream.source import open_source
-from hf_lance_stream.table import is_table
 
 _SAVED = {"state.json", "dataset_dict.json"}  # what `save_to_disk` leaves in a directory
 _COMPRESSIONS = {".gz", ".bz2", ".xz", ".zst"}

@@ -18,17 +18,13 @@ from hf_lance_stream import blobs as blob_columns
 from hf_lance_stream.blobs import Blobs, blob_in_list, holds_blobs, is_blob
 from hf_lance_stream.credentials import bare_uri
 from hf_lance_stream.permutation import Int64Array
+from hf_lance_stream.pinning import check_storage_options, check_version_argument, pin
 from hf_lance_stream.plain_types import plain_column, plain_type
 from hf_lance_stream.processes import is_starting_child
 from hf_lance_stream.refs import Version
 from hf_lance_stream.selections import SelectionFile, SharedSelections
 from hf_lance_stream.stored import StoredTable
-from hf_lance_stream.table import (
-    check_storage_options,
-    check_version_argument,
-    pin,
-    remember,
-)
+from hf_lance_stream.table import remember
 
 ROW_ID = "_rowid"
 """Column that `with_row_id` adds: Lance's id of the row, uint64."""

@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from hf_lance_stream.credentials import public_uri
 from hf_lance_stream.lance_errors import reason_of
+from hf_lance_stream.open_table import is_table
+from hf_lance_stream.pinning import pin
 from hf_lance_stream.processes import refuse_unsafe_fork
-from hf_lance_stream.table import Table, is_table, pin
+from hf_lance_stream.table import Table
 
 if TYPE_CHECKING:
     import lance

@@ -21,9 +21,9 @@ from hf_lance_stream.inputs import (
 )
 from hf_lance_stream.opening import open_input
 from hf_lance_stream.permutation import MAX_LENGTH, ORDER_VERSION, SEED_LIMIT
+from hf_lance_stream.pinning import check_storage_options
 from hf_lance_stream.plan import check_int
 from hf_lance_stream.source import open_source
-from hf_lance_stream.table import check_storage_options
 from hf_lance_stream.table_writer import TableWriter, open_writer
 
 BYTES_PER_FRAGMENT = 512 << 20
