@@ -19,6 +19,7 @@ STATE_VERSION = 1
 STATE_TYPE = "LanceExamplesIterable"
 """Value of `"type"` that marks one of our states among those of the wrappers around it."""
 
+_EARLIER = {"previous_state": "examples_iterable", "previous_states": "ex_iterables"}
 _MAX_DEPTH = 200  # levels of a nested state; each takes a few of Python's 1000 frames
 _MAX_TEXT = 300  # longer texts of a fingerprint are shortened, to keep a state under 2 KB
 
@@ -99,34 +100,48 @@ def check_steps(saved: Any, live: Any) -> None:
         saved: the nested state of all steps, ours innermost.
         live: that of the dataset that loads it.
     """
-    if not _same_steps(saved, live):
+    if _same_steps(saved, live):
+        return
+    then, now = _steps(saved), _steps(live)
+    if then == now:
         raise ValueError(
-            f"the state was saved by a dataset with other steps: saved {_steps(saved)}, now "
-            f"{_steps(live)}; load it into a dataset made by the same calls in the same order"
+            f"the state is damaged: it has other values than {now} writes; pass what "
+            "`state_dict()` returned, unchanged"
         )
+    raise ValueError(
+        f"the state was saved by a dataset with other steps: saved {then}, now {now}; load it into "
+        "a dataset made by the same calls in the same order"
+    )
 
 
 def _same_steps(saved: Any, live: Any) -> bool:
+    """Whether `saved` has the keys of `live`, and values that the steps of `datasets` can have."""
     if isinstance(live, dict):
         if not isinstance(saved, dict) or saved.get("type") != live.get("type"):
             return False
         if live.get("type") == STATE_TYPE:
             return True
-        return set(saved) == set(live) and all(_same_steps(saved[k], live[k]) for k in live)
+        # A step that holds rows back has the state from which it makes them again, or None.
+        live = {**live, **{k: live[v] for k, v in _EARLIER.items() if k in live and v in live}}
+        return set(saved) == set(live) and all(
+            (k in _EARLIER and saved[k] is None) or _same_steps(saved[k], live[k]) for k in live
+        )
     if isinstance(live, list):
         return (
             isinstance(saved, list)
             and len(saved) == len(live)
-            and all(map(_same_steps, saved, live))
+            and all(s is None or _same_steps(s, now) for s, now in zip(saved, live, strict=True))
         )
-    return True
+    if isinstance(live, int):
+        return isinstance(saved, int) and saved >= 0
+    return live is None or isinstance(saved, type(live))
 
 
 def _steps(state: Any) -> str:
     """The types of the steps of a nested state, the last call first."""
     names = []
     while isinstance(state, dict):
-        names.append(str(state.get("type")))
+        names.append(str(state.get("type"))[:80])
         below = state.get("examples_iterable", state.get("ex_iterables"))
         state = below[0] if isinstance(below, list) and below else below
     return " of ".join(name.removesuffix("Iterable").removesuffix("Examples") for name in names)
