@@ -365,7 +365,9 @@ def innermost_state(state: Any) -> dict[str, Any]:
     if rebatched:
         _refuse("a map, filter or batch on Arrow tables")
     if not isinstance(state, Mapping):
-        raise ValueError(f"the state is damaged: there is none of a Lance table in {state!r}")
+        raise ValueError(
+            f"the state is damaged: there is none of a Lance table in {str(state)[:200]}"
+        )
     check_version(state)
     return dict(state)
 

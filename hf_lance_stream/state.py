@@ -19,6 +19,7 @@ STATE_VERSION = 1
 STATE_TYPE = "LanceExamplesIterable"
 """Value of `"type"` that marks one of our states among those of the wrappers around it."""
 
+_EARLIER = {"previous_state": "examples_iterable", "previous_states": "ex_iterables"}
 _MAX_DEPTH = 200  # levels of a nested state; each takes a few of Python's 1000 frames
 _MAX_TEXT = 300  # longer texts of a fingerprint are shortened, to keep a state under 2 KB
 
@@ -99,53 +100,48 @@ def check_steps(saved: Any, live: Any) -> None:
         saved: the nested state of all steps, ours innermost.
         live: that of the dataset that loads it.
     """
-    if not _same_steps(saved, live):
+    if _same_steps(saved, live):
+        return
+    then, now = steps_in_words(saved), steps_in_words(live)
+    if then == now:
         raise ValueError(
-            "the state was saved by a dataset with other steps: saved "
-            f"{steps_in_words(saved)}, now {steps_in_words(live)}; load it into a dataset made by "
-            "the same calls in the same order"
+            f"the state is damaged: it has other values than {now} writes; pass what "
+            "`state_dict()` returned, unchanged"
         )
-    if (name := _damaged_count(saved, live)) is not None:
-        raise ValueError(f"the state is damaged: `{name}` of a step is no number as it was saved")
-
-
-def _damaged_count(saved: Any, live: Any) -> str | None:
-    """Name of a count of a step that is none in the saved state, or None."""
-    if isinstance(live, list):
-        found = (_damaged_count(*pair) for pair in zip(saved, live, strict=True))
-        return next((name for name in found if name is not None), None)
-    for name, value in live.items() if isinstance(live, dict) else ():
-        if live.get("type") == STATE_TYPE:
-            return None  # `check_state` does that
-        if isinstance(value, int):
-            if type(saved[name]) is not type(value):
-                return str(name)
-        elif (inner := _damaged_count(saved[name], value)) is not None:
-            return inner
-    return None
+    raise ValueError(
+        f"the state was saved by a dataset with other steps: saved {then}, now {now}; load it into "
+        "a dataset made by the same calls in the same order"
+    )
 
 
 def _same_steps(saved: Any, live: Any) -> bool:
+    """Whether `saved` has the keys of `live`, and values that the steps of `datasets` can have."""
     if isinstance(live, dict):
         if not isinstance(saved, dict) or saved.get("type") != live.get("type"):
             return False
         if live.get("type") == STATE_TYPE:
             return True
-        return set(saved) == set(live) and all(_same_steps(saved[k], live[k]) for k in live)
+        # A step that holds rows back has the state from which it makes them again, or None.
+        live = {**live, **{k: live[v] for k, v in _EARLIER.items() if k in live and v in live}}
+        return set(saved) == set(live) and all(
+            (k in _EARLIER and saved[k] is None) or _same_steps(saved[k], live[k]) for k in live
+        )
     if isinstance(live, list):
         return (
             isinstance(saved, list)
             and len(saved) == len(live)
-            and all(map(_same_steps, saved, live))
+            and all(s is None or _same_steps(s, now) for s, now in zip(saved, live, strict=True))
         )
-    return True
+    if isinstance(live, int):
+        return isinstance(saved, int) and saved >= 0
+    return live is None or isinstance(saved, type(live))
 
 
 def steps_in_words(state: Any) -> str:
     """The types of the steps of a nested state, the last call first."""
     names = []
     while isinstance(state, dict):
-        names.append(str(state.get("type")))
+        names.append(str(state.get("type"))[:80])
         below = state.get("examples_iterable", state.get("ex_iterables"))
         state = below[0] if isinstance(below, list) and below else below
     return " of ".join(name.removesuffix("Iterable").removesuffix("Examples") for name in names)

@@ -165,7 +165,12 @@ def _saved_source(
     differing = set(differing_fields(state, reader.fingerprint))
     may_differ = _FOLLOWS_VERSION | ({"table"} if allow_moved else set())
     is_fixed = any(table.is_fixed for table in source.tables)
-    if "version" not in differing or not differing <= may_differ or is_fixed:
+    if (
+        "version" not in differing
+        or "version" not in saved
+        or not differing <= may_differ
+        or is_fixed
+    ):
         return source
     versions = _numbers(saved["version"], source)
     tables = [
