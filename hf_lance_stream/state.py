@@ -40,6 +40,12 @@ class LiveState(dict[str, Any]):
         return {k: v.__deepcopy__(memo) if type(v) is LiveState else v for k, v in self.items()}
 
 
+def shown(value: Any) -> str:
+    """The `repr` of a value of a state for an error, which a made-up state cannot make long."""
+    text = repr(value)
+    return text if len(text) <= 2 * _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
 def fingerprint_text(value: Any) -> Any:
     """A fingerprint value as a short JSON scalar: numbers and None as they are, else text."""
     if value is None or isinstance(value, int):
@@ -152,12 +158,12 @@ def check_version(state: Mapping[str, Any]) -> None:
     version = state.get("state_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ValueError(
-            f"not a state of hf_lance_stream: `state_version` is {version!r}; pass what "
+            f"not a state of hf_lance_stream: `state_version` is {shown(version)}; pass what "
             "`state_dict()` returned, unchanged (JSON keeps it as it is)"
         )
     if version > STATE_VERSION:
         raise ValueError(
-            f"the state was written by a newer hf_lance_stream: its `state_version` is {version}, "
+            f"the state was written by a newer hf_lance_stream: its `state_version` is {shown(version)}, "
             f"this release reads up to {STATE_VERSION}; upgrade hf_lance_stream to load it"
         )
 
@@ -194,7 +200,7 @@ def differences(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> lis
     """One line for each of these fields."""
     saved = mapping(state, "fingerprint")
     return [
-        f"{name}: saved {saved.get(name)!r}, now {fingerprint.get(name)!r}"
+        f"{name}: saved {shown(saved.get(name))}, now {shown(fingerprint.get(name))}"
         for name in differing_fields(state, fingerprint)
     ]
 
@@ -211,7 +217,7 @@ def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Non
     if lines:
         version = ""
         if any(line.startswith("version:") for line in lines):
-            version = f", here with version={state['fingerprint'].get('version')}"
+            version = f", here with version={shown(state['fingerprint'].get('version'))}"
         raise ValueError(
             "the state does not fit this dataset:\n  "
             + "\n  ".join(lines)
@@ -231,7 +237,8 @@ def check_count(state: Mapping[str, Any], name: str, low: int = 0, high: int | N
     limit = MAX_LENGTH if high is None else high
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= limit:
         raise ValueError(
-            f"the state is damaged: `{name}` must be an integer in [{low}, {limit}]: got {value!r}"
+            f"the state is damaged: `{name}` must be an integer in [{low}, {limit}]: got "
+            f"{shown(value)}"
         )
     return value
 
@@ -240,7 +247,7 @@ def mapping(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The dict `name` of a state, or a ValueError if it is none."""
     value = state.get(name)
     if not isinstance(value, dict):
-        raise ValueError(f"the state is damaged: `{name}` must be a dict: got {value!r}")
+        raise ValueError(f"the state is damaged: `{name}` must be a dict: got {shown(value)}")
     return value
 
 
