@@ -16,6 +16,7 @@ from datasets.data_files import DataFilesDict, DataFilesList
 from datasets.load import DatasetModule, PackagedDatasetModuleFactory
 
 from hf_lance_stream.bad_rows import OnBadRows, Transform
+from hf_lance_stream.blobs import Blobs
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.examples import DEFAULT_READ_BUDGET, LanceExamplesIterable
 from hf_lance_stream.factory import dataset_of, examples_of
@@ -50,6 +51,7 @@ class LanceStreamConfig(datasets.BuilderConfig):  # type: ignore[misc]
     epoch: int = 0
     tail: Tail | None = None
     with_row_id: bool = False
+    blobs: Blobs = "bytes"
     pickle_credentials: bool = False
     rank: int | None = None
     world_size: int | None = None
@@ -124,6 +126,7 @@ class LanceStream(datasets.ArrowBasedBuilder):  # type: ignore[misc]
                 version=config.table_version,
                 storage_options=_lance_options(self.storage_options, uris[0]),
                 with_row_id=config.with_row_id,
+                blobs=config.blobs,
                 pickle_credentials=config.pickle_credentials,
                 argument="data_files" if config.data_files else "data_dir",
             )

@@ -34,12 +34,12 @@ def write_states(directory: Path, content: Mapping[str, Any]) -> None:
     os.replace(unfinished, path)
 
 
-def read_states(directory: Path, step: int) -> dict[str, Any]:
+def read_states(directory: Path, step: int | None) -> dict[str, Any]:
     """What `write_states` wrote.
 
     Args:
         directory: that of the checkpoint.
-        step: the global step of the checkpoint.
+        step: the global step of the checkpoint; None if it is unknown.
 
     Raises:
         ValueError: the file is missing, damaged, of another release or of another step.
@@ -52,23 +52,38 @@ def read_states(directory: Path, step: int) -> dict[str, Any]:
             "set ignore_data_skip=True, to start its epoch anew, with rows seen a second time"
         )
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        is_whole = content.pop("sha256") == _digest(content)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        content = json.loads(path.read_text())
+    except (ValueError, RecursionError):
+        content = None
+    return check_content(content, str(path), step)
+
+
+def check_content(content: Any, name: str, step: int | None) -> dict[str, Any]:
+    """The content of the file without its hash, or a ValueError as of `read_states`.
+
+    Args:
+        content: what is in the file.
+        name: of the file, for errors.
+        step: the global step of the checkpoint; None if it is unknown.
+    """
+    try:
+        saved = {key: value for key, value in content.items() if key != "sha256"}
+        is_whole = content["sha256"] == _digest(saved)
+    except (KeyError, AttributeError, TypeError, RecursionError):
         is_whole = False
     if not is_whole:
-        raise ValueError(f"{path} is damaged: {_WAY_OUT}")
-    if content["version"] != _VERSION:
+        raise ValueError(f"{name} is damaged: {_WAY_OUT}")
+    if saved["version"] != _VERSION:
         raise ValueError(
-            f"{path} has version {content['version']!r}, this release of hf_lance_stream reads "
+            f"{name} has version {saved['version']!r}, this release of hf_lance_stream reads "
             f"{_VERSION}: install the release that wrote it; or {_WAY_OUT}"
         )
-    if content["global_step"] != step:
+    if step is not None and saved["global_step"] != step:
         raise ValueError(
-            f"{path} is damaged: it is of step {content['global_step']}, the checkpoint of step "
+            f"{name} is damaged: it is of step {saved['global_step']}, the checkpoint of step "
             f"{step}: {_WAY_OUT}"
         )
-    return content
+    return saved
 
 
 def _digest(content: Mapping[str, Any]) -> str:

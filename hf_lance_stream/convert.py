@@ -6,15 +6,20 @@ itself. A column that is not converted faster here is given to them.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from datasets import Features
+from datasets.features.features import decode_nested_example
 from datasets.formatting import get_formatter
 from torch.utils.data import default_collate
 from torch.utils.dlpack import from_dlpack
+
+from hf_lance_stream.lazy import holds_files
 
 FORMATS = (None, "python", "numpy", "torch")
 """Formats of `datasets` that a `Converter` makes."""
@@ -67,8 +72,12 @@ class Converter:
     def batch(self, table: pa.Table) -> dict[str, Any]:
         """The table as one batch: what ``format_batch`` makes of it."""
         batch = {name: self._fast(table, name, _BATCHES) for name in table.column_names}
-        rest = [name for name, column in batch.items() if column is None]
-        return batch | self._formatter.format_batch(table.select(rest)) if rest else batch
+        for name in batch:
+            if self._has_files(name):
+                batch[name] = list(self._files(table, name))
+            elif batch[name] is None:
+                batch[name] = self._formatted_batch(table, name)
+        return batch
 
     def collated(self, table: pa.Table) -> dict[str, Any]:
         """The table as one batch: what torch's ``default_collate`` makes of its rows."""
@@ -76,9 +85,30 @@ class Converter:
         for name in table.column_names:
             column = self._fast(table, name, _COLLATED)
             if column is None:
-                column = default_collate(list(self._rows(table, name)))
+                rows = list(self._rows(table, name))
+                with naming(name, "no batch of tensors", "or give the loader a collate_fn"):
+                    column = default_collate(rows)
             batch[name] = column
         return batch
+
+    def _formatted_batch(self, table: pa.Table, name: str) -> Any:
+        """A column as `datasets` makes it of a batch."""
+        only = table.select([name])
+        first = _first_list(only.column(0))
+        if first:  # `datasets` asks the first list for its shape: it must not be a null
+            only = pa.concat_tables([only.slice(first), only.slice(0, first)])
+        with self._naming(name):  # in one piece: number types may be those of a piece
+            batch = self._formatter.format_batch(only.combine_chunks())[name]
+        if not first:
+            return batch
+        parts = batch[-first:], batch[:-first]
+        return np.concatenate(parts) if isinstance(batch, np.ndarray) else [*parts[0], *parts[1]]
+
+    def _naming(self, name: str) -> AbstractContextManager[None]:
+        if self._decodes(name):
+            return nullcontext()  # what a bad image raises is known to those who look for it
+        other = "arrow" if self._format == "numpy" else "numpy"
+        return naming(name, f"no {self._format} value", f"or use with_format({other!r})")
 
     def _fast(self, table: pa.Table, name: str, kinds: "_Kinds") -> Column | None:
         """A column converted as a whole, or None where `datasets` has to do it."""
@@ -88,19 +118,59 @@ class Converter:
 
     def _rows(self, table: pa.Table, name: str) -> Iterable[Any]:
         if self._format == "python" and not self._decodes(name):
-            return table.column(name).to_pylist()  # type: ignore[no-any-return]
+            with self._naming(name):
+                return table.column(name).to_pylist()  # type: ignore[no-any-return]
+        if self._has_files(name):
+            return self._files(table, name)
         values = self._fast(table, name, _ROWS_OF_BATCHES if self._rows_of_batches else _ROWS)
         if values is not None:
             return values
-        only = table.select([name])
-        one_row = (only.slice(i, 1) for i in range(table.num_rows))
-        if self._rows_of_batches:
-            return (self._formatter.format_batch(row)[name][0] for row in one_row)
-        return (self._formatter.format_row(row)[name] for row in one_row)
+        return self._formatted_rows(table.select([name]), name)
+
+    def _formatted_rows(self, only: pa.Table, name: str) -> Iterator[Any]:
+        """A column as `datasets` makes it row by row."""
+        for i in range(only.num_rows):
+            row = only.slice(i, 1)
+            with self._naming(name):
+                if self._rows_of_batches:
+                    value = self._formatter.format_batch(row)[name][0]
+                else:
+                    value = self._formatter.format_row(row)[name]
+            yield value
+
+    def _has_files(self, name: str) -> bool:
+        """Whether a column has lazy blobs: python objects in every format."""
+        return self._decodes(name) and holds_files(self._features[name])  # type: ignore[index]
+
+    def _files(self, table: pa.Table, name: str) -> Iterator[Any]:
+        """The values of a column with lazy blobs, each made when it is asked for."""
+        feature = self._features[name]  # type: ignore[index]
+        return (decode_nested_example(feature, v) for v in table.column(name).to_pylist())
 
     def _decodes(self, name: str) -> bool:
         features = self._features
         return features is not None and bool(features._column_requires_decoding.get(name))
+
+
+@contextmanager
+def naming(name: str, what: str, way_out: str) -> Iterator[None]:
+    """Make an error inside one that names the column that cannot be converted."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError) as error:
+        raise ValueError(
+            f"column {name!r} has a value that {what} can be made of: {error}; leave the column "
+            f"out with `columns`, give it another type with cast_column, {way_out}"
+        ) from error
+
+
+def _first_list(column: pa.ChunkedArray) -> int:
+    """The first row with a list that is not null; 0 in a column of anything else."""
+    types, kind = pa.types, column.type
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not is_list or column.null_count in (0, len(column)):
+        return 0
+    return int(pc.index(column.is_valid(), True).as_py())
 
 
 @functools.cache

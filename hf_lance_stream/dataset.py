@@ -271,7 +271,7 @@ class LanceIterableDataset(VersionedDataset):
             self.set_epoch(epoch)
             saved = self._placed(deepcopy(state_dict))
             if strict:
-                self.go_to_versions_of(saved["examples_iterable"], allow_moved)
+                self.go_to_versions_of(saved, allow_moved)
             self._check(saved, strict, allow_moved)
         self._starting_state_dict = saved
         self._prepare_ex_iterable_for_iteration()
@@ -328,9 +328,12 @@ class LanceIterableDataset(VersionedDataset):
         return words.representation(self)
 
     def describe(self) -> str:
-        """What is read, in which order and in which parts, in words."""
+        """What is read, in which order and in which parts, in words; a table in a notebook."""
         self._follow_workers()
         return words.description(self)
+
+    def _repr_html_(self) -> str:
+        return words.description(self)._repr_html_()
 
     # The class stays.
 

@@ -9,6 +9,7 @@ from typing import Any
 from datasets import DatasetInfo, Features, NamedSplit
 
 from hf_lance_stream.bad_rows import OnBadRows, Transform, check_on_bad_rows
+from hf_lance_stream.blobs import Blobs
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.examples import (
     DEFAULT_READ_BUDGET,
@@ -37,6 +38,7 @@ def from_lance(
     storage_options: dict[str, str] | None = None,
     *,
     with_row_id: bool = False,
+    blobs: Blobs = "bytes",
     pickle_credentials: bool = False,
     features: Features | None = None,
     rank: int | None = None,
@@ -74,6 +76,9 @@ def from_lance(
             at; see `load_state_dict`.
         storage_options: options for Lance's object store, such as credentials.
         with_row_id: add Lance's row id as the column ``"_rowid"`` (uint64).
+        blobs: what rows hold of a blob column, alone or in a struct. ``"bytes"``: all bytes.
+            ``"lazy"``: a `BlobFile`, which reads what it is asked for; None for null. In Arrow it
+            is a struct that names the blob.
         pickle_credentials: write the secrets of URIs and `storage_options` into every pickle of the
             dataset. Default: only into that for a worker that is being started; a dataset from
             another pickle opens its table with the credentials of its environment.
@@ -126,6 +131,7 @@ def from_lance(
         version=version,
         storage_options=storage_options,
         with_row_id=with_row_id,
+        blobs=blobs,
         pickle_credentials=pickle_credentials,
     )
     examples = examples_of(opened, options, features, rank, world_size, read_budget, on_bad_rows)

@@ -9,6 +9,7 @@ from datasets import IterableDataset
 from datasets.iterable_dataset import _BaseExamplesIterable
 
 from hf_lance_stream.convert import FORMATS, Converter
+from hf_lance_stream.features import check_format
 from hf_lance_stream.iterables import ConvertedIterable, RowsIterable, converted
 from hf_lance_stream.plan import check_int
 from hf_lance_stream.stats import ReadStats, StatsBoard, total_of
@@ -33,6 +34,7 @@ class IteratedDataset(IterableDataset):  # type: ignore[misc]
     _starting_state_dict: dict[str, Any] | None
 
     def __iter__(self) -> Iterator[Any]:
+        self._check_format()
         if self._starting_state_dict is not None and self._is_at_end:
             # The rest is empty. Who knows that may never ask for a row, and so end the pass.
             self._starting_state_dict = None
@@ -49,10 +51,15 @@ class IteratedDataset(IterableDataset):  # type: ignore[misc]
             drop_last_batch: leave out a short last batch.
         """
         batch_size = check_int("batch_size", batch_size, 1, 2**62)
+        self._check_format()
         batches = self._converted_batches(batch_size, drop_last_batch)
         if batches is None:
             batches = super().iter(batch_size, drop_last_batch)
         yield from self._one_pass(batches)
+
+    def _check_format(self) -> None:
+        # Not when the format is set: a column that it cannot have may be left out after that.
+        check_format(self.features, self._formatting.format_type if self._formatting else None)
 
     def _converted_batches(self, batch_size: int, drop_last: bool) -> Iterator[Any] | None:
         """What `datasets` makes of tables of `batch_size` rows, made faster; None if it cannot."""
@@ -136,6 +143,7 @@ class IteratedDataset(IterableDataset):  # type: ignore[misc]
 
     def prepared_source(self) -> _BaseExamplesIterable:
         """The iterables of this rank and epoch, at their start; the state stays as it is."""
+        self._check_format()
         starting, self._starting_state_dict = self._starting_state_dict, None
         state = self._state_dict
         try:

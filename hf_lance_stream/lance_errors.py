@@ -56,10 +56,11 @@ def hint_of_opening(error: Exception) -> str:
     return ""
 
 
-def hint_of_reading(error: Exception) -> str:
-    """What may be the cause when rows could not be read."""
+def hint_of_reading(error: Exception, name: str) -> str:
+    """What may be the cause when rows of the table `name` could not be read."""
     text = str(error).lower()
-    if "not found" in text:
+    is_own_file = name.rstrip("/").rpartition("/")[2].lower() in text  # not an external blob
+    if "not found" in text and is_own_file:
         return (
             "; its files may have been removed by a clean-up of old versions: tag the versions "
             "that are in use"

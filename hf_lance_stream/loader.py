@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.merge import innermost_state, merge_state_dicts
 from hf_lance_stream.permutation import derive_key
-from hf_lance_stream.plan import check_int
+from hf_lance_stream.plan import check_int, unlike_steps
 from hf_lance_stream.processes import ByDill, WorkerInit
 from hf_lance_stream.resume import start_from
 from hf_lance_stream.splits import check_divisible
@@ -302,7 +302,7 @@ class LanceDataLoader(StatefulDataLoader):  # type: ignore[misc]
         else:
             self._check_saved_workers(state_dict)
             if "examples_iterable" in state_dict:
-                saved = {name: state_dict.get(name) for name in ("examples_iterable", "epoch")}
+                saved = {name: value for name, value in state_dict.items() if name != "loader"}
                 self._load_dataset_state(saved, strict, allow_moved)
             elif self._is_counted:
                 merged = merge_state_dicts([state_dict])
@@ -381,7 +381,8 @@ def _state_at_epoch(ds: LanceIterableDataset) -> dict[str, Any]:
     """The state of the pass of the dataset's epoch, also when one of another epoch runs."""
     if ds._state_dict["epoch"] == ds.epoch:
         return ds.state_dict()
-    return {"examples_iterable": ds.prepared_source().state_dict(), "epoch": ds.epoch}
+    state = {"examples_iterable": ds.prepared_source().state_dict(), "epoch": ds.epoch}
+    return ds.with_sources(state)
 
 
 def _sharing_batches(ds: LanceIterableDataset, batch_size: int) -> LanceIterableDataset:
@@ -413,14 +414,7 @@ def _log_steps(ds: LanceIterableDataset, batch_size: int) -> None:
     if examples is None or layout is None:
         return
     world_size = layout.num_splits // max(1, ds.num_shards)
-    global_batch = batch_size * world_size
     is_meant = examples.options.num_splits is not None or world_size > 1
-    if is_meant and global_batch % layout.num_splits:
-        logger.warning(
-            "the global batch of %d rows (world_size=%d, batch_size=%d) is not a multiple of "
-            "num_splits=%d: another world size would form other global batches",
-            global_batch,
-            world_size,
-            batch_size,
-            layout.num_splits,
-        )
+    message = unlike_steps(layout, world_size, batch_size)
+    if is_meant and message is not None:
+        logger.warning(message)

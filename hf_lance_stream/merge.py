@@ -30,6 +30,7 @@ from hf_lance_stream.state import (
     differences,
     mapping,
     new_state,
+    shown,
 )
 
 _REBATCHED = "RebatchedArrowExamplesIterable"
@@ -98,9 +99,9 @@ def merge_state_dicts(
     if isinstance(states, Mapping):
         states = [states]
     if not isinstance(states, list | tuple):
-        raise ValueError(f"`states` must be a list of states, one per rank: got {states!r}")
+        raise ValueError(f"`states` must be a list of states, one per rank: got {shown(states)}")
     check_depth([*states])
-    ranks = [_unpack(state) for state in states]
+    ranks = [unpack(state) for state in states]
     if not ranks:
         raise ValueError("`states` must hold the state of at least one rank: got none")
     first = ranks[0].states[0]
@@ -117,9 +118,9 @@ def merge_state_dicts(
                     f"the states are of different datasets; state {number} differs in "
                     + "; ".join(lines)
                 )
-    plan = _whole_plan(first)
+    plan = whole_plan(first)
     if plan.layout is None:
-        counts = _merge_natural(ranks, plan)
+        counts = merge_natural(ranks, plan)
     else:
         counts = _merge_splits(ranks, plan, all_ranks_level)
     part = dict(mapping(first, "part")) if plan.layout is None else plan.part()
@@ -137,7 +138,7 @@ def _merge_splits(ranks: list[RankState], whole: Plan, all_ranks_level: bool) ->
     num_splits = whole.layout.num_splits
     counts = np.full(num_splits, -1, dtype=np.int64)
     for rank in ranks:
-        for start, found in _rank_counts(rank, whole):
+        for start, found in rank_counts(rank, whole):
             known = counts[start : start + found.size]
             if ((known != found) & (known >= 0)).any():
                 raise ValueError(
@@ -178,18 +179,18 @@ def _span(state: Mapping[str, Any]) -> tuple[int, int]:
     return check_count(part, "start"), check_count(part, "stop")
 
 
-def _rank_counts(rank: RankState, whole: Plan) -> Iterator[tuple[int, Int64Array]]:
+def rank_counts(rank: RankState, whole: Plan) -> Iterator[tuple[int, Int64Array]]:
     """First split and consumed rows of each part that the states of a rank tell of."""
     dealt = [state for state in rank.states if mapping(state, "part").get("worker") is not None]
     if dealt:
-        plan = _plan_of(dealt[0], whole)
+        plan = plan_of(dealt[0], whole)
         counts = _dealt_counts(rank, dealt, plan)
         assert isinstance(plan.stream, SplitStream)
         yield plan.stream.start, counts
         return
     batch_size = mapping(rank.states[0], "part").get("batch_size")
     if rank.lagging_steps and batch_size is not None:  # no worker had told of a batch yet
-        plan = _plan_of(rank.states[0], whole)
+        plan = plan_of(rank.states[0], whole)
         counts = advanced(rank.states[0], plan)
         length = plan.resumed(counts).stream_rows
         yield (
@@ -206,7 +207,7 @@ def _rank_counts(rank: RankState, whole: Plan) -> Iterator[tuple[int, Int64Array
     # Workers that have not started yet stand for the whole rank; the others know better.
     known: dict[tuple[int, int], Int64Array] = {}
     for state in sorted(rank.states, key=lambda s: _span(s)[0] - _span(s)[1]):
-        plan = _plan_of(state, whole)
+        plan = plan_of(state, whole)
         known[_span(state)] = advanced(state, plan)
     spans = list(known)
     start, stop = min(s[0] for s in spans), max(s[1] for s in spans)
@@ -252,7 +253,7 @@ def _dealt_counts(rank: RankState, dealt: list[dict[str, Any]], plan: Plan) -> I
     return plan.consumed_after(base, total)
 
 
-def _merge_natural(ranks: list[RankState], whole: Plan) -> Int64Array:
+def merge_natural(ranks: list[RankState], whole: Plan) -> Int64Array:
     """Consumed rows of natural shards, which only one rank can have."""
     found = []
     states = [state for rank in ranks for state in rank.states]
@@ -261,7 +262,7 @@ def _merge_natural(ranks: list[RankState], whole: Plan) -> Int64Array:
         states = rank.states
         dealt = [state for state in states if mapping(state, "part").get("worker") is not None]
         if dealt:
-            found.append(_dealt_counts(rank, dealt, _plan_of(dealt[0], whole)))
+            found.append(_dealt_counts(rank, dealt, plan_of(dealt[0], whole)))
         elif not rank.lagging_steps:
             found.append(advanced(states[0], whole))
     if len(found) == len(ranks) and all(np.array_equal(f, found[0]) for f in found):
@@ -272,7 +273,7 @@ def _merge_natural(ranks: list[RankState], whole: Plan) -> Int64Array:
     )
 
 
-def _whole_plan(state: Mapping[str, Any]) -> Plan:
+def whole_plan(state: Mapping[str, Any]) -> Plan:
     """The plan of the whole epoch that a state tells of; its order does not matter here."""
     fingerprint = mapping(state, "fingerprint")
     rows = check_count(fingerprint, "rows")
@@ -289,7 +290,7 @@ def _whole_plan(state: Mapping[str, Any]) -> Plan:
     )
 
 
-def _plan_of(state: Mapping[str, Any], whole: Plan) -> Plan:
+def plan_of(state: Mapping[str, Any], whole: Plan) -> Plan:
     """The plan of the part of a state, workers included."""
     part = mapping(state, "part")
     deal = None
@@ -306,27 +307,36 @@ def _plan_of(state: Mapping[str, Any], whole: Plan) -> Plan:
     return replace(whole, stream=replace(whole.stream, start=start, stop=stop), deal=deal)
 
 
-def _unpack(state: Any) -> RankState:
-    """Our states inside the state of a dataset or of a loader."""
-    datasets: list[Any]
+def dataset_states(state: Any) -> tuple[list[Mapping[str, Any]], int]:
+    """The states of datasets inside the state of a dataset or of a loader.
+
+    Returns:
+        That of each worker, or the only one; and how many batches they lag behind the loader.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    datasets, lagging = [state], 0
     if isinstance(state, Mapping) and "_snapshot" in state:  # torchdata with workers
         snapshots = mapping(mapping(state, "_snapshot"), "_worker_snapshots")
         datasets = [mapping(snapshots, name).get("dataset_state") for name in snapshots]
-        lagging = 0
         if state.get("_steps_since_snapshot") is not None:
             lagging = check_count(state, "_steps_since_snapshot")
     elif isinstance(state, Mapping) and "dataset_state" in state:  # torchdata without workers
-        datasets, lagging = [state["dataset_state"]], 0
-    else:
-        datasets, lagging = [state], 0
-    found = []
-    for dataset in datasets:
+        datasets = [state["dataset_state"]]
+    for dataset in datasets or [state]:
         if not isinstance(dataset, Mapping) or not {"examples_iterable", "epoch"} <= set(dataset):
             raise ValueError(
                 "`states` must hold states of Lance datasets or of loaders of them: got "
                 f"{str(dataset)[:200]}"
             )
-        found.append(innermost_state(dataset["examples_iterable"]))
+    return datasets, lagging
+
+
+def unpack(state: Any) -> RankState:
+    """Our states inside the state of a dataset or of a loader."""
+    datasets, lagging = dataset_states(state)
+    found = [innermost_state(dataset["examples_iterable"]) for dataset in datasets]
     epochs = {check_count(dataset, "epoch") for dataset in datasets}
     if len(epochs) != 1:
         raise ValueError(f"the workers of a rank are in different epochs: {sorted(epochs)}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -233,6 +234,39 @@ def make_plan(
     stream = _split_stream(_make_layout(options, rows, steps), steps)
     return Plan(
         order=order, stream=stream, layout=stream.layout, deal=deal, batch_size=options.batch_size
+    )
+
+
+def unlike_steps(layout: Layout, world_size: int, batch_size: int) -> str | None:
+    """What is said where another world size would have other rows in a step; None if not.
+
+    Args:
+        layout: the splits of the epoch.
+        world_size: number of ranks.
+        batch_size: rows per batch of each.
+    """
+    global_batch = batch_size * world_size
+    if global_batch % layout.num_splits == 0:
+        return None
+    return (
+        f"the global batch of {global_batch} rows (world_size={world_size}, "
+        f"batch_size={batch_size}) is not a multiple of num_splits={layout.num_splits}: another "
+        "world size would form other global batches"
+    )
+
+
+def unequal_lengths(lengths: Sequence[int | None]) -> str | None:
+    """What is said where ranks have unequal numbers of batches; None if they have not.
+
+    Args:
+        lengths: batches per epoch of each rank; None where they are unknown.
+    """
+    found = list(dict.fromkeys(lengths))
+    if len(found) < 2:
+        return None
+    return (
+        f"the ranks have unequal numbers of batches, {found}, and would wait for each other: give "
+        'the dataset a `num_splits` that world_size divides, and tail="drop" or "pad"'
     )
 
 

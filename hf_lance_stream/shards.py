@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hf_lance_stream.permutation import SEED_LIMIT
-from hf_lance_stream.splits import check_divisible, suggest_num_splits
+from hf_lance_stream.splits import check_divisible, near_num_splits
 
 _divided_as: ContextVar[str | None] = ContextVar("_divided_as", default=None)
 
@@ -54,7 +54,7 @@ class NumShards(int):
     def __mod__(self, world_size: int) -> int:
         rest = self._divided % world_size
         if rest and self._is_natural:
-            near = suggest_num_splits(max(self._divided, world_size, 48), world_size, self._rows)
+            near = near_num_splits(max(self._divided, world_size, 48), world_size, self._rows)
             hint = f", such as num_splits={near[0]}" if near else ""
             raise ValueError(
                 f"the natural shards (one per fragment) must be divisible by world_size: got "

@@ -8,17 +8,23 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hf_lance_stream import blobs as blob_columns
+from hf_lance_stream.blobs import Blobs, blob_in_list, holds_blobs, is_blob
+from hf_lance_stream.credentials import bare_uri
 from hf_lance_stream.permutation import Int64Array
+from hf_lance_stream.pinning import check_storage_options, check_version_argument, pin
+from hf_lance_stream.plain_types import plain_column, plain_type
 from hf_lance_stream.processes import is_starting_child
 from hf_lance_stream.refs import Version
 from hf_lance_stream.selections import SelectionFile, SharedSelections
-from hf_lance_stream.table import Table, check_storage_options, check_version_argument, pin
+from hf_lance_stream.stored import StoredTable
+from hf_lance_stream.table import remember
 
 ROW_ID = "_rowid"
 """Column that `with_row_id` adds: Lance's id of the row, uint64."""
@@ -27,8 +33,6 @@ _SAMPLED_ROWS = 32
 _UNKNOWN_ROW = 8 << 10  # bytes; taken for those of a row where the sample cannot be read
 _LARGE_SAMPLE = 1 << 20  # bytes of a row that tell enough
 _MIN_SCANNED = 256  # neighbouring rows that are scanned; fewer are taken
-_BLOB_EXTENSION = "lance.blob.v2"  # storage type of blob columns, as `take` describes them
-_BLOB_METADATA = b"lance-encoding:blob"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +44,18 @@ class Source:
         columns: names of the columns to read, in this order.
         filter: SQL expression that selects rows, or None.
         with_row_id: whether to add the column `ROW_ID`.
+        blobs: whether blob columns hold bytes or what names a blob, `blobs.NAME_TYPE`.
     """
 
-    tables: tuple[Table, ...]
+    tables: tuple[StoredTable, ...]
     columns: tuple[str, ...]
     filter: str | None = None
     with_row_id: bool = False
+    blobs: Blobs = "bytes"
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Arrow schema of what `read` returns."""
+        """Arrow schema of what `read` returns: the types of the tables, made plain."""
         return self.schemas[0]
 
     @cached_property
@@ -136,13 +142,17 @@ class Source:
         if None not in widths or self.num_rows == 0:
             return max(1, fixed)
         sizes: list[int] = []
+        source = replace(self, blobs="lazy")  # the size of a blob is known without its bytes
+        vars(source)["_selections"] = self._selections  # the filter is not applied again
         for most in (2, _SAMPLED_ROWS):  # large rows are not read in numbers to see that
             count = min(most, self.num_rows)
             try:
-                sample = self.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
+                sample = source.read(np.linspace(0, self.num_rows - 1, count).astype(np.int64))
             except OSError:  # raised at the row itself, if that is wanted
                 return max([fixed + _UNKNOWN_ROW, *sizes])
             sizes = [sample.slice(i, 1).nbytes for i in range(count)]
+            if self.blobs == "bytes":
+                sizes = list(map(sum, zip(sizes, blob_columns.sizes_of_rows(sample), strict=True)))
             if max(sizes) >= _LARGE_SAMPLE:
                 break
         return int(max(1, sum(sizes) // len(sizes), max(sizes) // 4))
@@ -175,7 +185,7 @@ class Source:
         offset = row - (int(self._table_stops[index - 1]) if index else 0)
         if self._selections is not None:
             offset = int(self._selections[index][offset])
-        found = table.take(np.array([offset], dtype=np.int64), [ROW_ID], [])
+        found = table.take(np.array([offset], dtype=np.int64), [ROW_ID])
         row_id = found.column(ROW_ID)[0].as_py()
         return f"row {offset} ({ROW_ID} {row_id}) of {table.name} at version {table.version}"
 
@@ -183,7 +193,7 @@ class Source:
         """All rows of the tables, without the filter, with other columns."""
         return replace(self, columns=tuple(columns), filter=None, with_row_id=False)
 
-    def with_tables(self, tables: Sequence[Table]) -> "Source":
+    def with_tables(self, tables: Sequence[StoredTable]) -> "Source":
         """The same choice of columns and rows of other tables, or of other versions.
 
         Raises:
@@ -192,26 +202,49 @@ class Source:
         source = replace(self, tables=tuple(tables))
         _check_columns(tables, self.columns)
         _ = source.num_rows  # applies the filter, so that its errors come here
-        return source
+        return source.remembered()
+
+    def remembered(self) -> "Source":
+        """This source; lazy blobs of it that come out of workers are read with its tables."""
+        for table in self.tables if self.blobs == "lazy" else ():
+            remember(table, table.files_digest)
+        return self
 
     def _read_table(self, index: int, rows: Int64Array) -> pa.Table:
         table = self.tables[index]
+        schema = table.schema  # which Lance makes anew each time
         offsets = rows if self._selections is None else self._selections[index][rows]
-        blobs = [name for name in self.columns if _is_blob(table.schema, name)]
-        plain = [name for name in self.columns if name not in blobs]
-        extra = [ROW_ID] if self.with_row_id or not plain else []
-        is_range = offsets.size >= _MIN_SCANNED and (np.diff(offsets) == 1).all()
-        if is_range and not blobs:
-            read = table.scan(offsets, plain + extra)
-        else:
-            read = table.take(offsets, plain + extra, blobs)
-        return pa.table([_column(read, f.name) for f in self.schema], schema=self.schema)
+        columns: dict[str, Any] = {}
+        if self.blobs == "bytes":  # no descriptors are needed of blobs that are columns
+            whole = [name for name in self.columns if is_blob(_field(schema, name))]
+            columns = {name: table.read_blobs(offsets, name) for name in whole}
+        rest = [name for name in self.schema.names if name not in columns]
+        if rest:
+            is_range = offsets.size >= _MIN_SCANNED and (np.diff(offsets) == 1).all()
+            read = table.scan(offsets, rest) if is_range else table.take(offsets, rest)
+            columns |= {name: self._with_blobs(table, offsets, read, name) for name in rest}
+        made = [plain_column(columns[f.name], f.type) for f in self.schema]
+        return pa.table(made, schema=self.schema)
+
+    def _with_blobs(
+        self, table: StoredTable, offsets: Int64Array, read: pa.Table, name: str
+    ) -> pa.ChunkedArray | pa.Array:
+        """A column of what was read, with what is given out in the place of descriptors."""
+        column, field = _column(read, name), _field(table.schema, name)
+        if field is None or not holds_blobs(field):
+            return column
+
+        def made(path: str, descriptors: pa.Array) -> pa.Array:
+            if self.blobs == "bytes":
+                return table.read_blobs(offsets, path)
+            owner = (bare_uri(table.uri), table.version, table.files_digest)
+            return blob_columns.names(owner, path, offsets, descriptors)
+
+        return blob_columns.replaced(pa.concat_arrays(column.chunks), field, name, made)
 
     def _project(self, schema: pa.Schema) -> pa.Schema:
         fields = [
-            pa.field(name, pa.large_binary(), metadata=_field(schema, name).metadata)
-            if _is_blob(schema, name)
-            else _field(schema, name).with_name(name)
+            _plain(blob_columns.given_out(_field(schema, name), self.blobs)).with_name(name)
             for name in self.columns
         ]
         if self.with_row_id:
@@ -236,19 +269,21 @@ def open_source(
     version: Version | None = None,
     storage_options: dict[str, str] | None = None,
     with_row_id: bool = False,
+    blobs: Blobs = "bytes",
     pickle_credentials: bool = False,
     argument: str = "source",
 ) -> Source:
     """Open tables, pin their versions and check the choice of columns and rows.
 
     Args:
-        source: a path or URI, a `lance.LanceDataset`, an embedded `lancedb` table, or a list
+        source: a path or URI, a `lance.LanceDataset`, a `lancedb` table, or a list
             of these, read one after the other.
         columns: columns to read; None for all.
         filter: SQL expression on the table's columns.
         version: version number, tag or branch; None for the latest.
         storage_options: passed to Lance when it opens a path or URI.
         with_row_id: add Lance's row id as the column ``"_rowid"``.
+        blobs: what to read of blob columns.
         pickle_credentials: whether every pickle holds the secrets in URIs and `storage_options`.
         argument: the user's name for `source`, for errors.
 
@@ -264,6 +299,8 @@ def open_source(
     check_storage_options(storage_options)
     if filter is not None and not (isinstance(filter, str) and filter.strip()):
         raise ValueError(f"`filter` must be an SQL expression or None: got filter={filter!r}")
+    if blobs not in get_args(Blobs):
+        raise ValueError(f"`blobs` must be one of {list(get_args(Blobs))}: got {blobs!r}")
     tables = tuple(
         replace(
             pin(item, version, storage_options, argument),
@@ -272,13 +309,7 @@ def open_source(
         for item in items
     )
     names = _check_columns(tables, columns)
-    for name in names:
-        if "`" in name:
-            raise ValueError(
-                f"the column {name!r} has a backtick in its name, so that Lance 14 does not find "
-                "it: choose `columns` without it, or rename it"
-            )
-    opened = Source(tables=tables, columns=names, filter=filter, with_row_id=bool(with_row_id))
+    opened = Source(tables, names, filter, bool(with_row_id), blobs)
     for table, schema in zip(tables, opened.schemas, strict=True):
         if schema.types != opened.schema.types:
             raise ValueError(
@@ -287,10 +318,26 @@ def open_source(
                 "`columns` they share"
             )
     _ = opened.num_rows  # applies the filter, so that its errors come here
-    return opened
+    return opened.remembered()
 
 
-def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
+def _check_columns(tables: Sequence[StoredTable], columns: Any) -> tuple[str, ...]:
+    names = _names_of_columns(tables, columns)
+    for name in names:
+        if "`" in name:
+            raise ValueError(
+                f"the column {name!r} has a backtick in its name, so that Lance 14 does not find "
+                "it: choose `columns` without it, or rename it"
+            )
+        if blob_in_list(_field(tables[0].schema, name)):
+            raise ValueError(
+                f"column {name!r} of {tables[0].name} has blobs inside a list or map, which Lance "
+                "cannot read by row: leave it out with `columns`"
+            )
+    return names
+
+
+def _names_of_columns(tables: Sequence[StoredTable], columns: Any) -> tuple[str, ...]:
     if columns is None:
         names = tuple(tables[0].schema.names)
         for table in tables:
@@ -312,17 +359,29 @@ def _check_columns(tables: Sequence[Table], columns: Any) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _check_names(table: Table, columns: Iterable[str]) -> None:
+def _check_names(table: StoredTable, columns: Iterable[str]) -> None:
     schema = table.schema
     for name in columns:
         if name == ROW_ID:
             raise ValueError(f"`columns` names {ROW_ID!r}: use with_row_id=True for row ids")
         if _field(schema, name) is None:
+            _refuse_inside_of_list(schema, name)
             near = difflib.get_close_matches(name, _all_names(schema), n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"`columns` names {name!r}, which {table.name} does not have{hint} "
                 f"(its columns: {schema.names})"
+            )
+
+
+def _refuse_inside_of_list(schema: pa.Schema, name: str) -> None:
+    parts = name.split(".")
+    for stop in range(1, len(parts)):
+        found = _field(schema, whole := ".".join(parts[:stop]))
+        if found is not None and found.type.num_fields and not pa.types.is_struct(found.type):
+            raise ValueError(
+                f"`columns` names {name!r}, but {whole!r} is a {found.type}: a field inside a list "
+                f"or map cannot be read by itself; read {whole!r}"
             )
 
 
@@ -345,19 +404,16 @@ def _field(schema: pa.Schema, name: str) -> Any:
     return found
 
 
+def _plain(field: pa.Field) -> pa.Field:
+    return field.with_type(plain_type(field.type))
+
+
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
     """A column of what `take` returned, where ``a.b`` comes back inside the struct ``a``."""
     if name in table.column_names:
         return table.column(name)
     first, *rest = name.split(".")
     return pc.struct_field(table.column(first), rest)
-
-
-def _is_blob(schema: pa.Schema, name: str) -> bool:
-    found = _field(schema, name)
-    if getattr(found.type, "extension_name", None) == _BLOB_EXTENSION:
-        return True
-    return (found.metadata or {}).get(_BLOB_METADATA) == b"true"
 
 
 def _fixed_width(kind: pa.DataType) -> int | None:

@@ -132,11 +132,15 @@ class SplitStream:
     def __len__(self) -> int:
         return self.num_shards * self.layout.rows_per_split + self._tail_rows
 
+    def cycle_and_split(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Cycle, and split of the epoch, of the rows with these numbers in this stream, int64."""
+        cycle, split = np.divmod(index, max(self.num_shards, 1))
+        return cycle, split + self.start
+
     def at(self, index: Int64Array) -> Int64Array:
         """Sequence positions of the rows with these numbers in this stream, int64."""
         layout = self.layout
-        cycle, split = np.divmod(index, max(self.num_shards, 1))
-        split += self.start
+        cycle, split = self.cycle_and_split(index)
         seen = layout.rows_per_split * layout.num_splits
         tail = np.where(split < layout.surplus, seen + split, split - layout.surplus)
         return np.where(cycle < layout.rows_per_split, split * layout.rows_per_split + cycle, tail)
@@ -280,7 +284,7 @@ def smallest_factor(n: int, limit: int = 64) -> int | None:
     return next((d for d in range(2, min(n, limit) + 1) if n % d == 0), None)
 
 
-def suggest_num_splits(num_splits: int, num_parts: int, rows: int) -> list[int]:
+def near_num_splits(num_splits: int, num_parts: int, rows: int) -> list[int]:
     """At most two numbers of splits near `num_splits`, up to `rows`, that `num_parts` divides."""
     below = min(num_splits, rows) // num_parts * num_parts
     near = (below, below + num_parts, below + 2 * num_parts)
@@ -297,7 +301,7 @@ def check_divisible(num_splits: int, num_parts: int, what: str, rows: int) -> No
         rows: rows of the epoch, more than which there cannot be of splits.
     """
     if num_splits % num_parts:
-        near = " or ".join(map(str, suggest_num_splits(num_splits, num_parts, rows)))
+        near = " or ".join(map(str, near_num_splits(num_splits, num_parts, rows)))
         hint = f", such as {near}" if near else ""
         raise ValueError(
             f"the number of splits must be divisible by {what}: got num_splits={num_splits}, "

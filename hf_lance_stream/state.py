@@ -106,13 +106,14 @@ def check_steps(saved: Any, live: Any) -> None:
         saved: the nested state of all steps, ours innermost.
         live: that of the dataset that loads it.
     """
-    if _same_steps(saved, live):
+    name = _misfit(saved, live, "type")
+    if name is None:
         return
-    then, now = _steps(saved), _steps(live)
+    then, now = steps_in_words(saved), steps_in_words(live)
     if then == now:
         raise ValueError(
-            f"the state is damaged: it has other values than {now} writes; pass what "
-            "`state_dict()` returned, unchanged"
+            f"the state is damaged: `{name}` of a step is no number as it was saved, or something "
+            "else that this step never writes"
         )
     raise ValueError(
         f"the state was saved by a dataset with other steps: saved {then}, now {now}; load it into "
@@ -120,30 +121,41 @@ def check_steps(saved: Any, live: Any) -> None:
     )
 
 
-def _same_steps(saved: Any, live: Any) -> bool:
-    """Whether `saved` has the keys of `live`, and values that the steps of `datasets` can have."""
+def _misfit(saved: Any, live: Any, name: str) -> str | None:
+    """The name of what is not as the steps of `datasets` write it, or None.
+
+    Args:
+        saved: part of a saved state.
+        live: the same part of the state of the dataset that loads it.
+        name: its name.
+    """
     if isinstance(live, dict):
         if not isinstance(saved, dict) or saved.get("type") != live.get("type"):
-            return False
+            return name
         if live.get("type") == STATE_TYPE:
-            return True
+            return None  # `check_state` does that
+        if set(saved) != set(live):
+            return name
         # A step that holds rows back has the state from which it makes them again, or None.
-        live = {**live, **{k: live[v] for k, v in _EARLIER.items() if k in live and v in live}}
-        return set(saved) == set(live) and all(
-            (k in _EARLIER and saved[k] is None) or _same_steps(saved[k], live[k]) for k in live
-        )
-    if isinstance(live, list):
-        return (
-            isinstance(saved, list)
-            and len(saved) == len(live)
-            and all(s is None or _same_steps(s, now) for s, now in zip(saved, live, strict=True))
-        )
-    if isinstance(live, int):
-        return isinstance(saved, int) and saved >= 0
-    return live is None or isinstance(saved, type(live))
+        earlier = {k: live[v] for k, v in _EARLIER.items() if k in live and v in live}
+        parts = [
+            (saved[k], {**live, **earlier}[k], k)
+            for k in live
+            if k not in earlier or saved[k] is not None
+        ]
+    elif isinstance(live, list):
+        if not isinstance(saved, list) or len(saved) != len(live):
+            return name
+        pairs = zip(saved, live, strict=True)
+        parts = [(s, n, name) for s, n in pairs if s is not None or name not in _EARLIER]
+    elif isinstance(live, int):
+        return None if isinstance(saved, int) and saved >= 0 else name
+    else:
+        return None if live is None or isinstance(saved, type(live)) else name
+    return next((found for part in parts if (found := _misfit(*part)) is not None), None)
 
 
-def _steps(state: Any) -> str:
+def steps_in_words(state: Any) -> str:
     """The types of the steps of a nested state, the last call first."""
     names = []
     while isinstance(state, dict):
@@ -163,26 +175,10 @@ def check_version(state: Mapping[str, Any]) -> None:
         )
     if version > STATE_VERSION:
         raise ValueError(
-            f"the state was written by a newer hf_lance_stream: its `state_version` is {shown(version)}, "
-            f"this release reads up to {STATE_VERSION}; upgrade hf_lance_stream to load it"
+            f"the state was written by a newer hf_lance_stream: its `state_version` is "
+            f"{shown(version)}, this release reads up to {STATE_VERSION}; upgrade hf_lance_stream "
+            "to load it"
         )
-
-
-def states_at(saved: Any, live: Any) -> list[dict[str, Any]]:
-    """The states of ours in a nested state, one for each reader, in their order.
-
-    Args:
-        saved: the nested state of all steps.
-        live: that of the dataset that loads it. Where it has other steps some, or all, are left
-            out.
-    """
-    if isinstance(live, dict) and isinstance(saved, dict):
-        if live.get("type") == STATE_TYPE:
-            return [saved] if saved.get("type") == STATE_TYPE else []
-        return [state for name in live for state in states_at(saved.get(name), live[name])]
-    if isinstance(live, list) and isinstance(saved, list):
-        return [state for pair in zip(saved, live, strict=False) for state in states_at(*pair)]
-    return []
 
 
 def differing_fields(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> list[str]:
@@ -217,7 +213,11 @@ def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Non
     if lines:
         version = ""
         if any(line.startswith("version:") for line in lines):
-            version = f", here with version={shown(state['fingerprint'].get('version'))}"
+            number = state["fingerprint"].get("version")
+            how = f"version={shown(number)}"
+            if isinstance(number, str):  # of several tables
+                how = "each table at its version, lance.dataset(uri, version=…)"
+            version = f", here with {how}"
         raise ValueError(
             "the state does not fit this dataset:\n  "
             + "\n  ".join(lines)

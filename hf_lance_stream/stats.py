@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from hf_lance_stream.html import html_table
+
 _FIELDS = ("rows", "bytes", "chunks", "requests", "waiting", "consuming", "queue", "bad_rows")
 _SLOTS = 65  # this process and 64 workers; more share slots
 
@@ -50,6 +52,20 @@ class ReadStats:
             f"{self.consuming_seconds:.2f} s ({self.waiting_fraction:.0%} waiting); "
             f"{self.queue_depth} chunks ready"
             + (f"; {self.bad_rows:,} bad rows replaced" if self.bad_rows else "")
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            [
+                ("Rows", f"{self.rows:,}"),
+                ("Size", f"{self.bytes / 1e6:,.1f} MB"),
+                ("Chunks, requests", f"{self.chunks:,}, {self.requests:,}"),
+                ("Waited for data", f"{self.waiting_seconds:.2f} s"),
+                ("Worked", f"{self.consuming_seconds:.2f} s"),
+                ("Waiting", f"{self.waiting_fraction:.0%}"),
+                ("Chunks ready", f"{self.queue_depth:,}"),
+                ("Bad rows replaced", f"{self.bad_rows:,}"),
+            ]
         )
 
 

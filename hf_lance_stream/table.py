@@ -3,39 +3,38 @@
 A `Table` is small and pickles without its handle, which every process opens for itself.
 """
 
-import difflib
 import hashlib
-import inspect
+import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
 
+from hf_lance_stream.blobs import large_binary, must_be_scanned, scanned
 from hf_lance_stream.credentials import (
     bare_uri,
     public_uri,
-    redacted,
     without_secrets,
 )
 from hf_lance_stream.lance_errors import (
-    hint_of_opening,
     hint_of_reading,
-    is_network_error,
     is_reading_error,
     lance_errors,
     reason_of,
 )
+from hf_lance_stream.open_table import open_lance
 from hf_lance_stream.permutation import Int64Array
-from hf_lance_stream.processes import is_starting_child, refuse_unsafe_fork
-from hf_lance_stream.refs import Version, find_named, tag, untag, uri_of_handle
+from hf_lance_stream.processes import is_starting_child
+from hf_lance_stream.refs import tag, untag
+from hf_lance_stream.stored import StoredTable
 
 if TYPE_CHECKING:
     import lance
@@ -46,6 +45,10 @@ _SCANNED_ROWS = 1024  # at a time: what scans fastest
 _NAMED_FRAGMENTS = 8  # in an error
 
 _counting = threading.Lock()
+
+_tables: "WeakValueDictionary[tuple[str, int, str], StoredTable]" = WeakValueDictionary()
+
+Rows = TypeVar("Rows", bound=Sized)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +84,7 @@ class Table:
 
     def _open(self, version: int) -> "lance.LanceDataset":
         try:
-            return _open(self.uri, version, self.storage_options, "source")
+            return open_lance(self.uri, version, self.storage_options, "source")
         except (ValueError, OSError) as error:
             if not self.left_out:
                 raise
@@ -193,7 +196,7 @@ class Table:
             if is_reading_error(error):
                 raise OSError(
                     f"could not read what filter={filter!r} needs {self._unreadable_part(filter)}: "
-                    f"{reason_of(error)}{hint_of_reading(error)}{self._hint_of_pickle}"
+                    f"{reason_of(error)}{hint_of_reading(error, self.name)}{self._hint_of_pickle}"
                 ) from error
             raise ValueError(
                 f"`filter` cannot be applied to {self.name}: got filter={filter!r}; "
@@ -202,27 +205,49 @@ class Table:
         offsets = found.column(0).to_numpy().astype(np.int64)
         return offsets if (np.diff(offsets) > 0).all() else np.sort(offsets)
 
-    def take(self, offsets: Int64Array, columns: list[str], blobs: list[str]) -> pa.Table:
+    def take(self, offsets: Int64Array, columns: list[str]) -> pa.Table:
         """Rows by offset among the live rows, in the order given.
 
         Args:
             offsets: int64, shape ``(n,)``; repeats are allowed.
-            columns: columns that `take` reads; ``a.b`` comes back inside ``a``.
-            blobs: blob columns, added as large binary.
+            columns: columns to read, blobs as descriptors; ``a.b`` comes back inside ``a``.
+        """
+        return self._read(
+            lambda: self.handle.take(offsets, columns=columns).combine_chunks(), offsets
+        )
+
+    def read_blobs(self, offsets: Int64Array, column: str) -> pa.Array:
+        """The bytes of blobs by offset, in the order given, as large binary.
+
+        Args:
+            offsets: int64, shape ``(n,)``; repeats are allowed.
+            column: a blob column, or ``"a.b"`` for a blob in a struct.
         """
 
-        def read() -> pa.Table:
-            rows = self.handle.take(offsets, columns=columns)
-            for name in blobs:
-                found = self.handle.read_blobs(name, indices=offsets.tolist(), preserve_order=True)
-                data = pa.array([data for _, data in found], type=pa.large_binary())
-                rows = rows.append_column(pa.field(name, pa.large_binary()), data)
-            return rows.combine_chunks()
+        def read() -> pa.Array:
+            if self._scans_blobs:
+                return scanned(self.handle, column, offsets)
+            found = self.handle.read_blobs(column, indices=offsets.tolist(), preserve_order=True)
+            return large_binary([data for _, data in found])
 
         return self._read(read, offsets)
 
+    @cached_property
+    def _scans_blobs(self) -> bool:
+        return must_be_scanned(self.handle)
+
+    def open_blob(self, offset: int, column: str) -> "lance.BlobFile | io.BytesIO":
+        """The blob of one row, which is not null, as an open file; nothing of it is read.
+
+        Where Lance finds blobs by scans only, it is read as a whole.
+        """
+        rows = np.array([offset], dtype=np.int64)
+        if self._scans_blobs:
+            return io.BytesIO(self.read_blobs(rows, column)[0].as_py())
+        return self._read(lambda: self.handle.take_blobs(column, indices=[offset]), rows)[0]
+
     def scan(self, offsets: Int64Array, columns: list[str]) -> pa.Table:
-        """The same for neighbouring rows, without blobs; faster for many, in several arrays."""
+        """What `take` reads, for neighbouring rows; faster for many, in several arrays."""
         first = int(offsets[0])
         return self._read(
             lambda: self.handle.scanner(
@@ -231,17 +256,17 @@ class Table:
             offsets,
         )
 
-    def _read(self, read: Callable[[], pa.Table], offsets: Int64Array) -> pa.Table:
+    def _read(self, read: Callable[[], Rows], offsets: Int64Array) -> Rows:
         try:
             with self._lance_errors():
                 rows = read()
         except Exception as error:
             raise OSError(
                 f"could not read {self._rows_in_words(offsets)}: {reason_of(error)}"
-                f"{hint_of_reading(error)}{self._hint_of_pickle}"
+                f"{hint_of_reading(error, self.name)}{self._hint_of_pickle}"
             ) from error
-        if rows.num_rows != offsets.size:
-            raise OSError(f"got {rows.num_rows} rows instead of {self._rows_in_words(offsets)}")
+        if len(rows) != offsets.size:
+            raise OSError(f"got {len(rows)} rows instead of {self._rows_in_words(offsets)}")
         return rows
 
     def _unreadable_part(self, filter: str) -> str:
@@ -297,159 +322,16 @@ class Table:
         return state
 
 
-def pin(
-    item: Any,
-    version: Version | None,
-    storage_options: dict[str, str] | None,
-    argument: str = "source",
-) -> Table:
-    """Open what a user named as a table, and pin its version.
+def remember(table: StoredTable, files: str) -> StoredTable:
+    """The table of this process with the same bare URI, version and files, which is opened once.
 
     Args:
-        item: a path or URI, a `lance.LanceDataset` or an embedded `lancedb` table.
-        version: version number, tag or branch; None for the latest.
-        storage_options: passed to Lance.
-        argument: the user's name for `item`, for errors.
+        table: a table.
+        files: its `files_digest`.
     """
-    import lance
-
-    if isinstance(item, str | os.PathLike):
-        uri = os.fspath(item)
-        if isinstance(uri, str):
-            if "://" not in uri:
-                uri = os.path.realpath(Path(uri).expanduser())
-            number = version if isinstance(version, int) else None
-            handle = _open(uri, number, storage_options, argument)
-            return _at(handle, uri, version, storage_options)
-    is_lancedb = type(item).__module__.startswith("lancedb.") and hasattr(item, "to_lance")
-    if is_lancedb and not inspect.iscoroutinefunction(item.to_lance):
-        try:
-            with lance_errors(str(getattr(item, "uri", "")), storage_options):
-                item = item.to_lance()
-        except Exception as error:
-            raise ValueError(
-                f"`{argument}` is a LanceDB table that has no local Lance table behind it: "
-                f"got {type(item).__name__}; Lance says: {reason_of(error)}"
-            ) from error
-    if isinstance(item, lance.LanceDataset):
-        options = storage_options or getattr(item, "_storage_options", None)
-        uri = item.uri if "://" in item.uri else os.path.realpath(item.uri)
-        return _at(item, uri_of_handle(item, uri), version, options)
-    raise ValueError(
-        f"`{argument}` must be a path or URI (str or Path), a lance.LanceDataset, an embedded "
-        f"lancedb table, or a list of these: got {type(item).__name__}"
-    )
+    return _tables.setdefault((bare_uri(table.uri), table.version, files), table)
 
 
-def _at(
-    handle: "lance.LanceDataset",
-    uri: str,
-    version: Version | None,
-    storage_options: dict[str, str] | None,
-) -> Table:
-    """The open table at `version`; None for where it is."""
-    is_fixed = version is not None
-    try:
-        with lance_errors(uri, storage_options):
-            if isinstance(version, int) and version != handle.version:
-                handle = handle.checkout_version(version)
-            elif isinstance(version, str | tuple):
-                uri, handle, is_fixed = find_named(handle, uri, version)
-    except (ValueError, OSError, LookupError) as error:
-        raise _no_such_version(uri, version, error) from error
-    return Table(uri, handle.version, storage_options, is_fixed, _handles={os.getpid(): handle})
-
-
-def check_version_argument(version: Any) -> None:
-    """Raise ValueError unless `version` is a `Version` or None."""
-    is_pair = isinstance(version, tuple) and len(version) == 2
-    name, number = version if is_pair else (version, version)
-    is_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**63
-    is_name = isinstance(name, str) and bool(name)
-    is_known = is_name and (is_number or number is None) if is_pair else is_name or is_number
-    if version is not None and not is_known:
-        raise ValueError(
-            "`version` must be a version number, a tag, a branch, or a tuple of a branch and a "
-            f"version number (or None, for the latest): got version={version!r}"
-        )
-
-
-def check_storage_options(options: Any) -> None:
-    """Raise ValueError unless `options` maps names to texts, or is None."""
-    is_dict = isinstance(options, dict) and all(
-        isinstance(text, str) for pair in options.items() for text in pair
-    )
-    if options is not None and not is_dict:
-        got = redacted(options) if isinstance(options, dict) else f"a {type(options).__name__}"
-        raise ValueError(f"`storage_options` must be a dict of str to str or None: got {got}")
-
-
-def _open(
-    uri: str,
-    version: int | None,
-    storage_options: dict[str, str] | None,
-    argument: str,
-) -> "lance.LanceDataset":
-    import lance
-
-    refuse_unsafe_fork()
-    name, at = public_uri(uri), "" if version is None else f" at version {version}"
-    if "://" not in uri:
-        _check_directory(Path(uri), argument)
-    try:
-        with lance_errors(uri, storage_options):
-            handle = lance.dataset(uri, version=version, storage_options=storage_options)
-            _ = handle.schema  # of a damaged manifest it is unreadable
-            return handle
-    except (ValueError, OSError) as error:
-        is_missing = "not found" in str(error).lower()
-        is_fault = is_network_error(error) or is_reading_error(error)
-        if version is not None and (is_missing or not is_fault):
-            raise _no_such_version(uri, version, error) from error
-        if is_missing:
-            raise FileNotFoundError(
-                f"`{argument}`: there is no Lance table at {name!r}: {reason_of(error)}"
-            ) from error
-        kind = OSError if is_reading_error(error) else ValueError
-        raise kind(
-            f"`{argument}`: {name!r} cannot be opened{at}: {reason_of(error)}"
-            + hint_of_opening(error)
-        ) from error
-
-
-def _check_directory(path: Path, argument: str) -> None:
-    try:
-        exists, is_one = path.exists(), is_table(path)
-    except OSError as error:
-        raise type(error)(f"`{argument}`: {str(path)!r} cannot be opened: {error}") from error
-    if not exists:
-        near = difflib.get_close_matches(path.name, tables_in(path.parent), n=1)
-        hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
-        raise FileNotFoundError(f"`{argument}`: there is no table at {str(path)!r}{hint}")
-    if not is_one:
-        inside = tables_in(path)
-        hint = f"; it holds the tables {inside}: name one of them" if inside else ""
-        raise ValueError(
-            f"`{argument}`: {str(path)!r} is not a Lance table: it has no _versions directory{hint}"
-        )
-
-
-def _no_such_version(uri: str, version: Any, error: Exception) -> FileNotFoundError:
-    return FileNotFoundError(
-        f"`version`: {public_uri(uri)!r} has no version {version!r}: {reason_of(error)}; "
-        "versions can be cleaned up unless they are tagged; pass a version, tag or branch that "
-        "exists, or leave it out"
-    )
-
-
-def is_table(path: Path) -> bool:
-    """Whether a local directory is a Lance table."""
-    return (path / "_versions").is_dir()
-
-
-def tables_in(directory: Path) -> list[str]:
-    """Names of the tables in a local directory."""
-    try:
-        return sorted(p.name for p in directory.iterdir() if is_table(p))
-    except OSError:
-        return []
+def table_at(uri: str, version: int, files: str) -> StoredTable:
+    """The table that was remembered, by its bare URI; one without storage options if none was."""
+    return _tables.get((uri, version, files)) or remember(Table(uri, version), files)

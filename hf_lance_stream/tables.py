@@ -13,7 +13,8 @@ from typing import Any
 from datasets.data_files import sanitize_patterns
 
 from hf_lance_stream.credentials import public_uri
-from hf_lance_stream.table import is_table, tables_in
+from hf_lance_stream.open_table import is_table, tables_in
+from hf_lance_stream.remote import SCHEME
 
 _PARTS_OF_A_TABLE = {"_versions", "_transactions", "_indices", "_deletions", "data"}
 
@@ -77,6 +78,8 @@ def table_of_database(database: str, name: str | None) -> str:
             raise ValueError(
                 f"`table` must name a table of the database: got data_dir={public_uri(database)!r}"
             )
+        if database.startswith(SCHEME):
+            return f"{database.rstrip('/')}/{name}"
         return f"{database.rstrip('/')}/{name.removesuffix('.lance')}.lance"
     name = None if name is None else name.removesuffix(".lance")
     directory = Path(database).expanduser().absolute()

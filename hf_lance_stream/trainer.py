@@ -31,6 +31,7 @@ from hf_lance_stream.checkpoint import STATE_NAME, read_states, write_states
 from hf_lance_stream.dataset import LanceIterableDataset
 from hf_lance_stream.loader import LanceDataLoader, stateful_dataloader
 from hf_lance_stream.merge import merge_state_dicts
+from hf_lance_stream.plan import unequal_lengths
 from hf_lance_stream.ranks import length_of, part_of_rank
 
 _Base: Any = Trainer if TYPE_CHECKING else object
@@ -144,13 +145,9 @@ class StatefulTrainerMixin(_Base):  # type: ignore[misc]
         problems = [problem for problem, _ in found if problem is not None]
         if problems:
             raise ValueError(problems[0])
-        lengths = [length for _, length in found]
-        if len(set(lengths)) > 1:
-            raise ValueError(
-                f"the ranks have unequal numbers of batches, {lengths}, and would wait for each "
-                'other: give the dataset a `num_splits` that world_size divides, and tail="drop" '
-                'or "pad"'
-            )
+        message = unequal_lengths([length for _, length in found])
+        if message is not None:
+            raise ValueError(message)
 
     def num_examples(self, dataloader: Any) -> int:
         """Rows of an epoch, all ranks together."""

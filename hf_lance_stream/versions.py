@@ -14,9 +14,17 @@ from hf_lance_stream.features import features_of
 from hf_lance_stream.iteration import IteratedDataset
 from hf_lance_stream.lance_errors import reason_of
 from hf_lance_stream.source import Source
-from hf_lance_stream.state import differing_fields, fingerprint_text, mapping, states_at
-from hf_lance_stream.table import Table
-from hf_lance_stream.wrappers import replace_source, sources
+from hf_lance_stream.state import (
+    check_state,
+    differing_fields,
+    find_states,
+    fingerprint_text,
+    mapping,
+    new_state,
+    shown,
+)
+from hf_lance_stream.stored import StoredTable
+from hf_lance_stream.wrappers import only_source, replace_source, sources
 
 logger = logging.getLogger(__name__)
 
@@ -34,29 +42,57 @@ class VersionedDataset(IteratedDataset):
     _ex_iterable: Any
     _versions: torch.Tensor | None = None  # of all tables, int64
 
-    def go_to_versions_of(self, nested: Any, allow_moved: bool = False) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """See `LanceIterableDataset.state_dict`."""
+        return self.with_sources(super().state_dict())
+
+    def with_sources(self, state: dict[str, Any]) -> dict[str, Any]:
+        """`state` with what each source of a mix reads, which its own state does not always tell.
+
+        `interleave_datasets` keeps none of a source that stands at its first row.
+        """
+        if only_source(self._ex_iterable) is None:
+            state["sources"] = [_without_epoch(e.fingerprint) for e in sources(self._ex_iterable)]
+        return state
+
+    def go_to_versions_of(self, saved: Mapping[str, Any], allow_moved: bool = False) -> None:
         """Read the tables at the versions that a state was saved at, if the user left that open.
 
         Where something else differs too nothing is done: the check of the state says what.
 
         Args:
-            nested: the state of all steps, ours innermost.
+            saved: the state of a dataset.
             allow_moved: also when the table is at another place.
 
         Raises:
             FileNotFoundError: a version is gone.
-            ValueError: it is not that of the same table, or has columns of other types.
+            ValueError: it is not that of the same table, or has columns of other types; or a
+                source of a mix reads something else.
         """
-        prepared = self.prepared_source()
-        readers = list(sources(prepared))
-        states = states_at(nested, prepared._state_dict)
-        if len(states) == len(readers):
-            found = [
-                _saved_source(reader, state, allow_moved)
-                for reader, state in zip(readers, states, strict=True)
-            ]
-            _say_so([reader.source for reader in readers], found)
-            self._set_sources(found)
+        readers = list(sources(self._ex_iterable))
+        is_mix = only_source(self._ex_iterable) is None
+        if is_mix:
+            told = saved.get("sources")
+            told = told if isinstance(told, list) else []
+        else:
+            told = [mapping(state, "fingerprint") for state in find_states(saved)][:1]
+        if len(told) != len(readers) or not all(isinstance(one, dict) for one in told):
+            return  # a state of other steps
+        states = [
+            new_state({**one, "epoch": reader.options.epoch}, reader.plan.part())
+            for one, reader in zip(told, readers, strict=True)
+        ]
+        found = [
+            _saved_source(reader, state, allow_moved)
+            for reader, state in zip(readers, states, strict=True)
+        ]
+        self._set_sources(found)
+        for state, reader in zip(states, sources(self._ex_iterable), strict=True):
+            if allow_moved:
+                accept_moved([state], [reader.fingerprint])
+            if is_mix:
+                check_state(state, reader.fingerprint)
+        _say_so([reader.source for reader in readers], found)
 
     def _set_sources(self, new: Sequence[Source]) -> None:
         rest = iter(new)
@@ -110,11 +146,15 @@ def _unpickle(make: Any, arguments: Any, versions: torch.Tensor) -> VersionedDat
     return new
 
 
+def _without_epoch(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fingerprint.items() if name != "epoch"}
+
+
 def _versions_of(some: Iterable[Source]) -> torch.Tensor:
     return torch.tensor([table.version for source in some for table in source.tables])
 
 
-def _at(table: Table, version: int) -> Table:
+def _at(table: StoredTable, version: int) -> StoredTable:
     return table if table.version == version else table.at(version)
 
 
@@ -123,7 +163,7 @@ def _saved_source(
 ) -> Source:
     """What `reader` reads, at the versions of `state`; unchanged where that is not to be."""
     source, saved = reader.source, mapping(state, "fingerprint")
-    differing = set(differing_fields(state, reader.fingerprint)) - {"epoch"}
+    differing = set(differing_fields(state, reader.fingerprint))
     may_differ = _FOLLOWS_VERSION | ({"table"} if allow_moved else set())
     is_fixed = any(table.is_fixed for table in source.tables)
     if (
@@ -150,8 +190,8 @@ def _saved_source(
     if files != saved.get("files"):
         raise ValueError(
             f"the state was saved at version {saved['version']} of a table with other files than "
-            f"{name} has at that version: files: saved {saved.get('files')!r}, now {files!r}; it "
-            "was made anew, or another one is at its place: load the state into a dataset of the "
+            f"{name} has at that version: files: saved {shown(saved.get('files'))}, now {files!r}; "
+            "it was made anew, or another one is at its place: load the state into a dataset of the "
             "table it is of, or start anew"
         )
     if has_changed:
@@ -173,13 +213,13 @@ def _numbers(version: Any, source: Source) -> list[int]:
     if any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
         raise ValueError(
             f"the versions of {len(source.tables)} tables cannot be found in the state, which has "
-            f"{version!r} (it is short, and does not hold those of many tables): make the dataset "
-            "of the tables at the versions it was saved at, lance.dataset(uri, version=…)"
+            f"{shown(version)} (it is short, and does not hold those of many tables): make the "
+            "dataset of the tables at the versions it was saved at, lance.dataset(uri, version=…)"
         )
     return list(numbers)
 
 
-def _open_saved(table: Table, version: int) -> Table:
+def _open_saved(table: StoredTable, version: int) -> StoredTable:
     try:
         return _at(table, version)
     except FileNotFoundError as error:
@@ -203,8 +243,8 @@ def _say_so(before: Sequence[Source], after: Sequence[Source]) -> None:
     if not moved or (worker is not None and worker.id):
         return
     tables = "; ".join(
-        f"{name} at version {saved}, not at {latest}, the latest when the dataset was made"
-        for name, (saved, latest) in moved.items()
+        f"{name} at version {saved}, not at {made} as the dataset was made"
+        for name, (saved, made) in moved.items()
     )
     versions = {saved for saved, _ in moved.values()}
     logger.warning(
@@ -259,7 +299,7 @@ def pin(ds: VersionedDataset, tag: str) -> dict[str, int]:
         >>> len(hls.from_lance(list(hls.pin(ds, tag="run-7"))[0], version="run-7"))
         100
     """
-    new: list[Table] = []
+    new: list[StoredTable] = []
     try:
         for table in _tables(ds, tag):
             if table.tag(tag):
@@ -288,7 +328,7 @@ def unpin(ds: VersionedDataset, tag: str) -> dict[str, int]:
     return {table.name: table.version for table in _tables(ds, tag) if table.untag(tag)}
 
 
-def _tables(ds: VersionedDataset, tag: str) -> list[Table]:
+def _tables(ds: VersionedDataset, tag: str) -> list[StoredTable]:
     """The tables that a dataset reads, each version once."""
     if not isinstance(ds, VersionedDataset):
         raise ValueError(

@@ -3,6 +3,7 @@
 from typing import Any
 
 from hf_lance_stream.examples import LanceExamplesIterable
+from hf_lance_stream.html import Description
 from hf_lance_stream.plan import Plan
 from hf_lance_stream.splits import Layout, divisors
 from hf_lance_stream.wrappers import only_source, sources
@@ -24,14 +25,18 @@ def representation(dataset: Any) -> str:
     return "LanceIterableDataset({\n    " + ",\n    ".join(lines) + "\n})"
 
 
-def description(dataset: Any) -> str:
+def description(dataset: Any) -> Description:
     """A paragraph for each table the dataset reads."""
-    return "\n\n".join(
-        "\n".join(_lines(examples, dataset.epoch)) for examples in sources(dataset._ex_iterable)
+    return Description(
+        "\n\n".join(
+            "\n".join(lines_of(examples, dataset.epoch))
+            for examples in sources(dataset._ex_iterable)
+        )
     )
 
 
-def _lines(examples: LanceExamplesIterable, epoch: int) -> list[str]:
+def lines_of(examples: LanceExamplesIterable, epoch: int) -> list[str]:
+    """What a source reads, in which order and in which parts; each line has a label."""
     source, plan = examples.source, examples.plan
     names = source.name if isinstance(source.name, list) else [source.name]
     versions = source.version if isinstance(source.version, list) else [source.version]

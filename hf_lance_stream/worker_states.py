@@ -53,7 +53,7 @@ def _check_worker_states(
     state: Mapping[str, Any], ds: LanceIterableDataset, allow_moved: bool
 ) -> None:
     for worker in _worker_states(state)[:1]:  # the others are refused below if theirs differ
-        ds.go_to_versions_of(mapping(worker, "examples_iterable"), allow_moved)
+        ds.go_to_versions_of(worker, allow_moved)
     prepared = ds.prepared_source()
     fingerprints = [examples.fingerprint for examples in sources(prepared)]
     for worker in _worker_states(state):

@@ -28,6 +28,7 @@ from datasets.iterable_dataset import (
 
 from hf_lance_stream.convert import FORMATS, Converter
 from hf_lance_stream.examples import LanceExamplesIterable
+from hf_lance_stream.features import check_format
 from hf_lance_stream.iterables import BatchesIterable, RowsIterable, TransformedIterable
 from hf_lance_stream.state import STATE_TYPE
 
@@ -249,6 +250,8 @@ def read_rows_directly(ex_iterable: _BaseExamplesIterable) -> _BaseExamplesItera
     if not isinstance(formatted, FormattedExamplesIterable):
         return ex_iterable
     tables = formatted.ex_iterable
+    if formatted.formatting is not None:
+        check_format(formatted.features, formatted.formatting.format_type)
     is_by_row = getattr(tables, "batch_size", 1) == 1  # a format may change with the batch
     rows = None
     if formatted.formatting is None or is_by_row:

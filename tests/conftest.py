@@ -13,6 +13,7 @@ os.environ["HF_DATASETS_CACHE"] = f"{_home.name}/datasets"
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
+from command import Command  # noqa: E402
 from helpers import make_table  # noqa: E402
 
 
@@ -27,3 +28,9 @@ def ranks_table(tmp_path_factory: pytest.TempPathFactory) -> str:
     """T(1010, 250) with the columns id, vector and score: 24 splits do not divide it."""
     path = tmp_path_factory.mktemp("table") / "t.lance"
     return make_table(path, 1010, 250, ["id", "vector", "score"])
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs ``hf-lance-stream`` in this process."""
+    return Command(capsys)

@@ -68,12 +68,14 @@ OPTIONS: list[dict[str, Any]] = [
     {"version": 1},
     {"version": "gold"},
     {"with_row_id": True},
+    {"blobs": "lazy"},
     {"pickle_credentials": True},
     {"features": Features({"id": Value("int32"), "text": Value("string"), "label": Value("int8")})},
     {"num_splits": 8, "rank": 1, "world_size": 4},
     {"num_splits": 8, "shuffle_seed": 3, "batch_size": 4},
     {"num_splits": 8, "read_budget": 1000},
     {"num_splits": 8, "on_bad_rows": "skip"},
+    {"num_splits": 8, "blobs": "lazy"},
     {"num_splits": 8, "shuffle_seed": 3, "rank": 3, "world_size": 4, "columns": ["id"]},
 ]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import datasets
 import lance
-import numpy as np
 import PIL.Image
 import pyarrow as pa
 import pytest
@@ -123,19 +122,14 @@ def test_changing_the_features_of_one_dataset_leaves_others_alone(table: str) ->
 
 # A type that features cannot hold.
 
-IMPOSSIBLE = {
-    "map": pa.array([[("a", 1)], None], pa.map_(pa.string(), pa.int64())),
-    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(16)] * 2, pa.binary(16))),
-    "fixed_shape_tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((2, 2, 2))),
-}
 
-
-@pytest.mark.parametrize("kind", IMPOSSIBLE)
 def test_a_type_that_features_cannot_hold_is_an_error_that_names_the_column(
-    tmp_path: Path, kind: str
+    tmp_path: Path,
 ) -> None:
-    path = with_column(tmp_path, IMPOSSIBLE[kind])
-    with pytest.raises(ValueError, match=rf"column 'c' has the type .*{kind}.*`columns`"):
+    kind = pa.fixed_shape_tensor(pa.int8(), [1, 2], permutation=[1, 0])
+    values = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2]] * 2, kind.storage_type))
+    path = with_column(tmp_path, values)
+    with pytest.raises(ValueError, match=r"column 'c' has the type .*permutation.*`columns`"):
         hls.from_lance(path)
     assert ids(hls.from_lance(path, columns=["id"])) == [0, 1]  # the way out
 
@@ -205,7 +199,8 @@ MEDIA = {
     "flac": (b"fLaC" + bytes(40), Audio),
     "mp4": (b"ftypisom" + bytes(40), Video),
     "mkv": (bytes.fromhex("1A45DFA3") + bytes(40), Video),
-    "riff": (b"RIFF" + bytes(4) + b"WAVEfmt " + bytes(30), Video),  # as `datasets` has it
+    "avi": (b"RIFF" + bytes(4) + b"AVI LIST" + bytes(30), Video),
+    "wav": (b"RIFF" + bytes(4) + b"WAVEfmt " + bytes(30), Audio),
     "padded png": (bytes(2) + image("PNG"), Image),
     "text": (b"hello", None),
     "one byte": (b"\x89", None),
@@ -221,7 +216,8 @@ def test_media_is_found_as_the_lance_builder_of_datasets_finds_it(
     path = make_table(tmp_path / "media.lance", 3, 2, extra=extra)
     ours = hls.from_lance(path).features
     theirs = datasets.load_dataset("lance", data_files=f"{path}/**", streaming=True)["train"]
-    assert ours == theirs.features
+    assert theirs.features["wav"] == Video()  # RIFF is taken for AVI: see `_media_feature`
+    assert ours == theirs.features | {"wav": Audio()}
     plain = Value(str(kind))
     for name, (_, feature) in MEDIA.items():
         assert ours[name] == (plain if feature is None else feature()), name

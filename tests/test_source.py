@@ -18,7 +18,8 @@ import pytest
 from helpers import cut, ids, make_table
 
 import hf_lance_stream as hls
-from hf_lance_stream.source import Source, Table, open_source
+from hf_lance_stream.source import Source, open_source
+from hf_lance_stream.table import Table
 
 
 def append(path: str, first: int, rows: int) -> None:

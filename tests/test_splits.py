@@ -18,10 +18,10 @@ from hf_lance_stream.splits import (
     check_divisible,
     divisors,
     halve_ranges,
+    near_num_splits,
     part_of,
     ranges_from_lengths,
     smallest_factor,
-    suggest_num_splits,
 )
 
 untimed = settings(deadline=None)
@@ -444,18 +444,18 @@ def test_suggestions_are_the_nearest_multiples(num_splits: int, num_parts: int) 
     multiples = sorted(
         range(num_parts, 1000, num_parts), key=lambda n: (n > num_splits, abs(n - num_splits))
     )
-    suggested = suggest_num_splits(num_splits, num_parts, 10**6)
+    suggested = near_num_splits(num_splits, num_parts, 10**6)
     assert len(suggested) == 2
     assert multiples[0] in suggested
     assert all(n % num_parts == 0 and abs(n - num_splits) <= 2 * num_parts for n in suggested)
 
 
 def test_suggestions_for_more_parts_than_splits() -> None:
-    assert suggest_num_splits(3, 5, 100) == [5, 10]
-    assert suggest_num_splits(48, 5, 100) == [45, 50]
-    assert suggest_num_splits(48, 6, 100) == [48, 54]
-    assert suggest_num_splits(48, 6, 50) == [48]
-    assert suggest_num_splits(48, 6, 5) == []
+    assert near_num_splits(3, 5, 100) == [5, 10]
+    assert near_num_splits(48, 5, 100) == [45, 50]
+    assert near_num_splits(48, 6, 100) == [48, 54]
+    assert near_num_splits(48, 6, 50) == [48]
+    assert near_num_splits(48, 6, 5) == []
 
 
 @pytest.mark.parametrize("what", ["world_size", "num_workers"])

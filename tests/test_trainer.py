@@ -417,7 +417,10 @@ def test_a_run_whose_version_is_gone_is_told_to_tag_it(tmp_path):
     more = make_table(tmp_path / "more.lance", 480, 250, ["id", "vector", "score"])
     lance.write_dataset(lance.dataset(more).to_table(), path, mode="append")
     lance.dataset(path).cleanup_old_versions(older_than=timedelta(0), delete_unverified=True)
-    with pytest.raises(ValueError, match=r"version 1 of .*t\.lance, which is gone.*hls\.pin"):
+    with pytest.raises(
+        ValueError,
+        match=r"does not fit `train_dataset`.*version 1 of .*t\.lance, which is gone.*hls\.pin",
+    ):
         train(path, tmp_path / "run", resume=5)
 
 

@@ -339,11 +339,11 @@ def test_case_23_a_change_under_two_workers_does_not_show_and_they_resume_at_the
     """Torchdata's loader as it is: the state, and so the version, reaches the workers only."""
     options = {**SHUFFLED, "columns": ["id"]}
 
-    def loader() -> StatefulDataLoader:
+    def loader(context: str = "forkserver") -> StatefulDataLoader:
         ds = hls.from_lance(path, **options)
         return StatefulDataLoader(ds, 5, num_workers=2, multiprocessing_context=context)
 
-    first = loader()
+    first = loader(context)
     rows = iter(first)
     seen = [next(rows)["id"].tolist()]
     change(path)
