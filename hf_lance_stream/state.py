@@ -40,6 +40,12 @@ class LiveState(dict[str, Any]):
         return {k: v.__deepcopy__(memo) if type(v) is LiveState else v for k, v in self.items()}
 
 
+def shown(value: Any) -> str:
+    """The `repr` of a value of a state for an error, which a made-up state cannot make long."""
+    text = repr(value)
+    return text if len(text) <= 2 * _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
+
+
 def fingerprint_text(value: Any) -> Any:
     """A fingerprint value as a short JSON scalar: numbers and None as they are, else text."""
     if value is None or isinstance(value, int):
@@ -100,41 +106,61 @@ def check_steps(saved: Any, live: Any) -> None:
         saved: the nested state of all steps, ours innermost.
         live: that of the dataset that loads it.
     """
-    if _same_steps(saved, live):
+    name = _misfit(saved, live, "type")
+    if name is None:
         return
     then, now = steps_in_words(saved), steps_in_words(live)
     if then == now:
         raise ValueError(
+<<<<<<< HEAD
             f"the state is damaged: it has other values than {now} writes; pass what "
             "`state_dict()` returned, unchanged"
+=======
+            f"the state is damaged: `{name}` of a step is no number as it was saved, or something "
+            "else that this step never writes"
+>>>>>>> wip-faults
         )
     raise ValueError(
         f"the state was saved by a dataset with other steps: saved {then}, now {now}; load it into "
         "a dataset made by the same calls in the same order"
     )
+<<<<<<< HEAD
+=======
 
 
-def _same_steps(saved: Any, live: Any) -> bool:
-    """Whether `saved` has the keys of `live`, and values that the steps of `datasets` can have."""
+def _misfit(saved: Any, live: Any, name: str) -> str | None:
+    """The name of what is not as the steps of `datasets` write it, or None.
+>>>>>>> wip-faults
+
+    Args:
+        saved: part of a saved state.
+        live: the same part of the state of the dataset that loads it.
+        name: its name.
+    """
     if isinstance(live, dict):
         if not isinstance(saved, dict) or saved.get("type") != live.get("type"):
-            return False
+            return name
         if live.get("type") == STATE_TYPE:
-            return True
+            return None  # `check_state` does that
+        if set(saved) != set(live):
+            return name
         # A step that holds rows back has the state from which it makes them again, or None.
-        live = {**live, **{k: live[v] for k, v in _EARLIER.items() if k in live and v in live}}
-        return set(saved) == set(live) and all(
-            (k in _EARLIER and saved[k] is None) or _same_steps(saved[k], live[k]) for k in live
-        )
-    if isinstance(live, list):
-        return (
-            isinstance(saved, list)
-            and len(saved) == len(live)
-            and all(s is None or _same_steps(s, now) for s, now in zip(saved, live, strict=True))
-        )
-    if isinstance(live, int):
-        return isinstance(saved, int) and saved >= 0
-    return live is None or isinstance(saved, type(live))
+        earlier = {k: live[v] for k, v in _EARLIER.items() if k in live and v in live}
+        parts = [
+            (saved[k], {**live, **earlier}[k], k)
+            for k in live
+            if k not in earlier or saved[k] is not None
+        ]
+    elif isinstance(live, list):
+        if not isinstance(saved, list) or len(saved) != len(live):
+            return name
+        pairs = zip(saved, live, strict=True)
+        parts = [(s, n, name) for s, n in pairs if s is not None or name not in _EARLIER]
+    elif isinstance(live, int):
+        return None if isinstance(saved, int) and saved >= 0 else name
+    else:
+        return None if live is None or isinstance(saved, type(live)) else name
+    return next((found for part in parts if (found := _misfit(*part)) is not None), None)
 
 
 def steps_in_words(state: Any) -> str:
@@ -152,13 +178,14 @@ def check_version(state: Mapping[str, Any]) -> None:
     version = state.get("state_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ValueError(
-            f"not a state of hf_lance_stream: `state_version` is {version!r}; pass what "
+            f"not a state of hf_lance_stream: `state_version` is {shown(version)}; pass what "
             "`state_dict()` returned, unchanged (JSON keeps it as it is)"
         )
     if version > STATE_VERSION:
         raise ValueError(
-            f"the state was written by a newer hf_lance_stream: its `state_version` is {version}, "
-            f"this release reads up to {STATE_VERSION}; upgrade hf_lance_stream to load it"
+            f"the state was written by a newer hf_lance_stream: its `state_version` is "
+            f"{shown(version)}, this release reads up to {STATE_VERSION}; upgrade hf_lance_stream "
+            "to load it"
         )
 
 
@@ -177,7 +204,7 @@ def differences(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> lis
     """One line for each of these fields."""
     saved = mapping(state, "fingerprint")
     return [
-        f"{name}: saved {saved.get(name)!r}, now {fingerprint.get(name)!r}"
+        f"{name}: saved {shown(saved.get(name))}, now {shown(fingerprint.get(name))}"
         for name in differing_fields(state, fingerprint)
     ]
 
@@ -195,7 +222,7 @@ def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Non
         version = ""
         if any(line.startswith("version:") for line in lines):
             number = state["fingerprint"].get("version")
-            how = f"version={number}"
+            how = f"version={shown(number)}"
             if isinstance(number, str):  # of several tables
                 how = "each table at its version, lance.dataset(uri, version=…)"
             version = f", here with {how}"
@@ -218,7 +245,8 @@ def check_count(state: Mapping[str, Any], name: str, low: int = 0, high: int | N
     limit = MAX_LENGTH if high is None else high
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= limit:
         raise ValueError(
-            f"the state is damaged: `{name}` must be an integer in [{low}, {limit}]: got {value!r}"
+            f"the state is damaged: `{name}` must be an integer in [{low}, {limit}]: got "
+            f"{shown(value)}"
         )
     return value
 
@@ -227,7 +255,7 @@ def mapping(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The dict `name` of a state, or a ValueError if it is none."""
     value = state.get(name)
     if not isinstance(value, dict):
-        raise ValueError(f"the state is damaged: `{name}` must be a dict: got {value!r}")
+        raise ValueError(f"the state is damaged: `{name}` must be a dict: got {shown(value)}")
     return value
 
 
