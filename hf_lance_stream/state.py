@@ -112,25 +112,17 @@ def check_steps(saved: Any, live: Any) -> None:
     then, now = steps_in_words(saved), steps_in_words(live)
     if then == now:
         raise ValueError(
-<<<<<<< HEAD
-            f"the state is damaged: it has other values than {now} writes; pass what "
-            "`state_dict()` returned, unchanged"
-=======
             f"the state is damaged: `{name}` of a step is no number as it was saved, or something "
             "else that this step never writes"
->>>>>>> wip-faults
         )
     raise ValueError(
         f"the state was saved by a dataset with other steps: saved {then}, now {now}; load it into "
         "a dataset made by the same calls in the same order"
     )
-<<<<<<< HEAD
-=======
 
 
 def _misfit(saved: Any, live: Any, name: str) -> str | None:
     """The name of what is not as the steps of `datasets` write it, or None.
->>>>>>> wip-faults
 
     Args:
         saved: part of a saved state.

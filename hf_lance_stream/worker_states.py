@@ -53,10 +53,6 @@ def _check_worker_states(
     state: Mapping[str, Any], ds: LanceIterableDataset, allow_moved: bool
 ) -> None:
     for worker in _worker_states(state)[:1]:  # the others are refused below if theirs differ
-<<<<<<< HEAD
-        mapping(worker, "examples_iterable")
-=======
->>>>>>> wip-faults
         ds.go_to_versions_of(worker, allow_moved)
     prepared = ds.prepared_source()
     fingerprints = [examples.fingerprint for examples in sources(prepared)]
