@@ -144,7 +144,8 @@ def plain_batch(formatter, table):
     with suppress(AttributeError):  # 'NoneType' object has no attribute 'shape'
         return formatter.format_batch(table)
     first = table["x"].is_valid().index(True).as_py()
-    turned = formatter.format_batch(pa.concat_tables([table.slice(first), table.slice(0, first)]))
+    parts = pa.concat_tables([table.slice(first), table.slice(0, first)])
+    turned = formatter.format_batch(parts.combine_chunks())
     batch = formatter.format_batch(table.select(["i"]))
     found = [*turned["x"][-first:], *turned["x"][:-first]]
     if isinstance(turned["x"], np.ndarray):
