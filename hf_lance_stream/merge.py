@@ -30,6 +30,7 @@ from hf_lance_stream.state import (
     differences,
     mapping,
     new_state,
+    shown,
 )
 
 _REBATCHED = "RebatchedArrowExamplesIterable"
@@ -98,7 +99,7 @@ def merge_state_dicts(
     if isinstance(states, Mapping):
         states = [states]
     if not isinstance(states, list | tuple):
-        raise ValueError(f"`states` must be a list of states, one per rank: got {states!r}")
+        raise ValueError(f"`states` must be a list of states, one per rank: got {shown(states)}")
     check_depth([*states])
     ranks = [unpack(state) for state in states]
     if not ranks:
@@ -365,7 +366,9 @@ def innermost_state(state: Any) -> dict[str, Any]:
     if rebatched:
         _refuse("a map, filter or batch on Arrow tables")
     if not isinstance(state, Mapping):
-        raise ValueError(f"the state is damaged: there is none of a Lance table in {state!r}")
+        raise ValueError(
+            f"the state is damaged: there is none of a Lance table in {str(state)[:200]}"
+        )
     check_version(state)
     return dict(state)
 

@@ -19,6 +19,7 @@ STATE_VERSION = 1
 STATE_TYPE = "LanceExamplesIterable"
 """Value of `"type"` that marks one of our states among those of the wrappers around it."""
 
+_EARLIER = {"previous_state": "examples_iterable", "previous_states": "ex_iterables"}
 _MAX_DEPTH = 200  # levels of a nested state; each takes a few of Python's 1000 frames
 _MAX_TEXT = 300  # longer texts of a fingerprint are shortened, to keep a state under 2 KB
 
@@ -37,6 +38,12 @@ class LiveState(dict[str, Any]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return {k: v.__deepcopy__(memo) if type(v) is LiveState else v for k, v in self.items()}
+
+
+def shown(value: Any) -> str:
+    """The `repr` of a value of a state for an error, which a made-up state cannot make long."""
+    text = repr(value)
+    return text if len(text) <= 2 * _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
 def fingerprint_text(value: Any) -> Any:
@@ -99,53 +106,60 @@ def check_steps(saved: Any, live: Any) -> None:
         saved: the nested state of all steps, ours innermost.
         live: that of the dataset that loads it.
     """
-    if not _same_steps(saved, live):
+    name = _misfit(saved, live, "type")
+    if name is None:
+        return
+    then, now = steps_in_words(saved), steps_in_words(live)
+    if then == now:
         raise ValueError(
-            "the state was saved by a dataset with other steps: saved "
-            f"{steps_in_words(saved)}, now {steps_in_words(live)}; load it into a dataset made by "
-            "the same calls in the same order"
+            f"the state is damaged: `{name}` of a step is no number as it was saved, or something "
+            "else that this step never writes"
         )
-    if (name := _damaged_count(saved, live)) is not None:
-        raise ValueError(f"the state is damaged: `{name}` of a step is no number as it was saved")
+    raise ValueError(
+        f"the state was saved by a dataset with other steps: saved {then}, now {now}; load it into "
+        "a dataset made by the same calls in the same order"
+    )
 
 
-def _damaged_count(saved: Any, live: Any) -> str | None:
-    """Name of a count of a step that is none in the saved state, or None."""
-    if isinstance(live, list):
-        found = (_damaged_count(*pair) for pair in zip(saved, live, strict=True))
-        return next((name for name in found if name is not None), None)
-    for name, value in live.items() if isinstance(live, dict) else ():
-        if live.get("type") == STATE_TYPE:
-            return None  # `check_state` does that
-        if isinstance(value, int):
-            if type(saved[name]) is not type(value):
-                return str(name)
-        elif (inner := _damaged_count(saved[name], value)) is not None:
-            return inner
-    return None
+def _misfit(saved: Any, live: Any, name: str) -> str | None:
+    """The name of what is not as the steps of `datasets` write it, or None.
 
-
-def _same_steps(saved: Any, live: Any) -> bool:
+    Args:
+        saved: part of a saved state.
+        live: the same part of the state of the dataset that loads it.
+        name: its name.
+    """
     if isinstance(live, dict):
         if not isinstance(saved, dict) or saved.get("type") != live.get("type"):
-            return False
+            return name
         if live.get("type") == STATE_TYPE:
-            return True
-        return set(saved) == set(live) and all(_same_steps(saved[k], live[k]) for k in live)
-    if isinstance(live, list):
-        return (
-            isinstance(saved, list)
-            and len(saved) == len(live)
-            and all(map(_same_steps, saved, live))
-        )
-    return True
+            return None  # `check_state` does that
+        if set(saved) != set(live):
+            return name
+        # A step that holds rows back has the state from which it makes them again, or None.
+        earlier = {k: live[v] for k, v in _EARLIER.items() if k in live and v in live}
+        parts = [
+            (saved[k], {**live, **earlier}[k], k)
+            for k in live
+            if k not in earlier or saved[k] is not None
+        ]
+    elif isinstance(live, list):
+        if not isinstance(saved, list) or len(saved) != len(live):
+            return name
+        pairs = zip(saved, live, strict=True)
+        parts = [(s, n, name) for s, n in pairs if s is not None or name not in _EARLIER]
+    elif isinstance(live, int):
+        return None if isinstance(saved, int) and saved >= 0 else name
+    else:
+        return None if live is None or isinstance(saved, type(live)) else name
+    return next((found for part in parts if (found := _misfit(*part)) is not None), None)
 
 
 def steps_in_words(state: Any) -> str:
     """The types of the steps of a nested state, the last call first."""
     names = []
     while isinstance(state, dict):
-        names.append(str(state.get("type")))
+        names.append(str(state.get("type"))[:80])
         below = state.get("examples_iterable", state.get("ex_iterables"))
         state = below[0] if isinstance(below, list) and below else below
     return " of ".join(name.removesuffix("Iterable").removesuffix("Examples") for name in names)
@@ -156,13 +170,14 @@ def check_version(state: Mapping[str, Any]) -> None:
     version = state.get("state_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise ValueError(
-            f"not a state of hf_lance_stream: `state_version` is {version!r}; pass what "
+            f"not a state of hf_lance_stream: `state_version` is {shown(version)}; pass what "
             "`state_dict()` returned, unchanged (JSON keeps it as it is)"
         )
     if version > STATE_VERSION:
         raise ValueError(
-            f"the state was written by a newer hf_lance_stream: its `state_version` is {version}, "
-            f"this release reads up to {STATE_VERSION}; upgrade hf_lance_stream to load it"
+            f"the state was written by a newer hf_lance_stream: its `state_version` is "
+            f"{shown(version)}, this release reads up to {STATE_VERSION}; upgrade hf_lance_stream "
+            "to load it"
         )
 
 
@@ -181,7 +196,7 @@ def differences(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> lis
     """One line for each of these fields."""
     saved = mapping(state, "fingerprint")
     return [
-        f"{name}: saved {saved.get(name)!r}, now {fingerprint.get(name)!r}"
+        f"{name}: saved {shown(saved.get(name))}, now {shown(fingerprint.get(name))}"
         for name in differing_fields(state, fingerprint)
     ]
 
@@ -199,7 +214,7 @@ def check_state(state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> Non
         version = ""
         if any(line.startswith("version:") for line in lines):
             number = state["fingerprint"].get("version")
-            how = f"version={number}"
+            how = f"version={shown(number)}"
             if isinstance(number, str):  # of several tables
                 how = "each table at its version, lance.dataset(uri, version=…)"
             version = f", here with {how}"
@@ -222,7 +237,8 @@ def check_count(state: Mapping[str, Any], name: str, low: int = 0, high: int | N
     limit = MAX_LENGTH if high is None else high
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= limit:
         raise ValueError(
-            f"the state is damaged: `{name}` must be an integer in [{low}, {limit}]: got {value!r}"
+            f"the state is damaged: `{name}` must be an integer in [{low}, {limit}]: got "
+            f"{shown(value)}"
         )
     return value
 
@@ -231,7 +247,7 @@ def mapping(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The dict `name` of a state, or a ValueError if it is none."""
     value = state.get(name)
     if not isinstance(value, dict):
-        raise ValueError(f"the state is damaged: `{name}` must be a dict: got {value!r}")
+        raise ValueError(f"the state is damaged: `{name}` must be a dict: got {shown(value)}")
     return value
 
 

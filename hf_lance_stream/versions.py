@@ -21,6 +21,7 @@ from hf_lance_stream.state import (
     fingerprint_text,
     mapping,
     new_state,
+    shown,
 )
 from hf_lance_stream.stored import StoredTable
 from hf_lance_stream.wrappers import only_source, replace_source, sources
@@ -165,7 +166,12 @@ def _saved_source(
     differing = set(differing_fields(state, reader.fingerprint))
     may_differ = _FOLLOWS_VERSION | ({"table"} if allow_moved else set())
     is_fixed = any(table.is_fixed for table in source.tables)
-    if "version" not in differing or not differing <= may_differ or is_fixed:
+    if (
+        "version" not in differing
+        or "version" not in saved
+        or not differing <= may_differ
+        or is_fixed
+    ):
         return source
     versions = _numbers(saved["version"], source)
     tables = [
@@ -184,9 +190,9 @@ def _saved_source(
     if files != saved.get("files"):
         raise ValueError(
             f"the state was saved at version {saved['version']} of a table with other files than "
-            f"{name} has at that version: files: saved {saved.get('files')!r}, now {files!r}; it "
-            "was made anew, or another one is at its place: load the state into a dataset of the "
-            "table it is of, or start anew"
+            f"{name} has at that version: files: saved {shown(saved.get('files'))}, now {files!r}; "
+            "it was made anew, or another one is at its place: load the state into a dataset of "
+            "the table it is of, or start anew"
         )
     if has_changed:
         raise ValueError(
@@ -207,8 +213,8 @@ def _numbers(version: Any, source: Source) -> list[int]:
     if any(type(n) is not int or not 0 <= n < 2**63 for n in numbers):
         raise ValueError(
             f"the versions of {len(source.tables)} tables cannot be found in the state, which has "
-            f"{version!r} (it is short, and does not hold those of many tables): make the dataset "
-            "of the tables at the versions it was saved at, lance.dataset(uri, version=…)"
+            f"{shown(version)} (it is short, and does not hold those of many tables): make the "
+            "dataset of the tables at the versions it was saved at, lance.dataset(uri, version=…)"
         )
     return list(numbers)
 

@@ -18,7 +18,7 @@ def saved_workers(state: Mapping[str, Any]) -> int | None:
     return 0 if "dataset_state" in state else None
 
 
-def _worker_states(state: Mapping[str, Any]) -> list[Any]:
+def _worker_states(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The dataset's state in each worker, in a state of torchdata's loader with workers."""
     snapshot = state.get("_snapshot")
     snapshots = snapshot.get("_worker_snapshots") if isinstance(snapshot, Mapping) else None
@@ -26,12 +26,13 @@ def _worker_states(state: Mapping[str, Any]) -> list[Any]:
         raise ValueError(
             f"the state is not that of a loader with workers: got {str(state)[:100]!r}"
         )
-    return [worker.get("dataset_state") for worker in snapshots.values()]
+    states = [mapping(snapshots, name).get("dataset_state") for name in snapshots]
+    return [state if isinstance(state, dict) else {} for state in states]
 
 
 def epoch_of(state: Mapping[str, Any]) -> int:
     """Epoch in a state of torchdata's loader with workers."""
-    return check_count(_worker_states(state)[0] or {}, "epoch")
+    return check_count(_worker_states(state)[0], "epoch")
 
 
 def check_worker_states(
@@ -52,17 +53,17 @@ def _check_worker_states(
     state: Mapping[str, Any], ds: LanceIterableDataset, allow_moved: bool
 ) -> None:
     for worker in _worker_states(state)[:1]:  # the others are refused below if theirs differ
-        ds.go_to_versions_of(worker or {}, allow_moved)
+        ds.go_to_versions_of(worker, allow_moved)
     prepared = ds.prepared_source()
     fingerprints = [examples.fingerprint for examples in sources(prepared)]
     for worker in _worker_states(state):
-        nested = mapping(worker or {}, "examples_iterable")
+        nested = mapping(worker, "examples_iterable")
         check_steps(nested, prepared._state_dict)
         if allow_moved:
             accept_moved(find_states(nested), fingerprints)
         for found in find_states(nested):
             differing = [
-                differences({**found}, {**one, "epoch": found["fingerprint"].get("epoch")})
+                differences({**found}, {**one, "epoch": mapping(found, "fingerprint").get("epoch")})
                 for one in fingerprints
             ]
             if all(differing):

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 from tqdm.auto import tqdm
 
+from hf_lance_stream.feed import Feed, Limits
 from hf_lance_stream.inputs import (
-    Batch,
     IndexedInput,
     Position,
     Record,
@@ -136,7 +136,7 @@ def write_lance(
     """
     began = time.monotonic()
     shuffle = _Shuffle.of(shuffle_seed, shuffle_clump_size)
-    limits = _Limits(
+    limits = Limits(
         bytes=check_int("bytes_per_fragment", bytes_per_fragment, 1, 2**40),
         rows=check_int("rows_per_fragment", rows_per_fragment, 1, 2**31)
         if rows_per_fragment is not None
@@ -158,10 +158,8 @@ def write_lance(
     if opened.identity.get("table") == writer.name:
         raise ValueError(f"`table` must be another than `source`: both are {writer.name!r}")
     job = _Job(opened.identity, shuffle, limits, mode=mode, resume=resume, progress=progress)
-    if isinstance(opened, StreamInput) and job.has_finished(writer):
-        unshuffled = _unshuffled_of(writer)
-        if job.first_pass().has_finished(unshuffled):
-            unshuffled.drop()  # which the run that finished did not live to do
+    if job.has_finished(writer):
+        job.tidy(writer)
     start = job.start_of(writer, opened.schema)
     if shuffle.seed is None:
         writer = job.write(opened, writer, start)
@@ -207,14 +205,6 @@ class _Shuffle:
 
 
 @dataclass(frozen=True)
-class _Limits:
-    """Where a fragment ends."""
-
-    bytes: int
-    rows: int | None
-
-
-@dataclass(frozen=True)
 class _Start:
     """Where a run begins.
 
@@ -235,7 +225,7 @@ class _Job:
 
     identity: Record
     shuffle: _Shuffle
-    limits: _Limits
+    limits: Limits
     mode: Mode = "create"
     resume: bool = True
     progress: bool = False
@@ -250,6 +240,12 @@ class _Job:
             and not differences(record["source"], self.identity)
             and not differences(record["shuffle"], self.shuffle.record)
         )
+
+    def tidy(self, writer: TableWriter) -> None:
+        """Remove the second table of a run that has finished, if it did not live to do that."""
+        unshuffled = _unshuffled_of(writer)
+        if self.first_pass().has_finished(unshuffled):
+            unshuffled.drop()
 
     def first_pass(self) -> "_Job":
         """The job of writing the rows in their order, before they are shuffled."""
@@ -272,14 +268,16 @@ class _Job:
         if not is_unfinished or not self.resume:
             if self.mode == "overwrite":
                 return anew
-            what = (
-                "has been begun by a run that was interrupted; leave out resume=False to go on"
-                if is_unfinished
-                else "is there already"
-            )
+            what = "is there already"
+            if is_unfinished:
+                what = (
+                    "has been begun by a run that was interrupted; leave out resume=False to go on"
+                )
+            elif self.has_finished(writer):
+                what = "is there already, with all rows of this source"
             raise ValueError(
                 f"`table` {what}: {writer.name} has {writer.num_rows:,} rows; name another one, or "
-                'write a new version without these rows with mode="overwrite"'
+                'write a new version without them with mode="overwrite"'
             )
         assert record is not None
         return self._start_from(record, writer, schema)
@@ -321,7 +319,7 @@ class _Job:
             unit_scale=True,
             disable=not self.progress,
         )
-        with bar, closing(_Feed(reader, start.position, bar)) as feed:
+        with bar, closing(Feed(reader, start.position, bar)) as feed:
             while is_replacing or not feed.is_done:
                 written = None
                 if not feed.is_done:
@@ -344,94 +342,6 @@ class _Job:
             "position": asdict(position),
             "finished": is_finished,
         }
-
-
-class _Feed:
-    """Hands the batches of an input to Lance, and knows how far that has come."""
-
-    def __init__(
-        self, source: IndexedInput | StreamInput, position: Position, bar: "tqdm[Any]"
-    ) -> None:
-        self.position = position
-        self._schema = source.schema
-        self._batches = source.batches(position)
-        self._bar = bar
-        self._error: BaseException | None = None
-        self._next: Batch | None = None
-        self._advance()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all rows have been handed on."""
-        return self._next is None
-
-    def write_fragment(self, writer: TableWriter, limits: _Limits, replacing: bool) -> Any:
-        """Write the next rows as one fragment, and move on after them."""
-        try:
-            return writer.write(self._schema, self._fragment(limits), replacing=replacing)
-        except Exception:
-            if self._error is not None:  # Lance makes texts of errors in what it reads
-                raise self._error from None
-            raise
-
-    def close(self) -> None:
-        """End the reading."""
-        self._batches.close()  # type: ignore[attr-defined]  # it is a generator
-
-    def _fragment(self, limits: _Limits) -> Iterator[pa.RecordBatch]:
-        rows = size = 0
-        try:
-            while self._next is not None:
-                batch = self._next
-                table = batch.table
-                if limits.rows is not None and rows + table.num_rows > limits.rows:
-                    table = table.slice(0, limits.rows - rows)
-                    self._next = Batch(
-                        batch.table.slice(table.num_rows), batch.start.after(table.num_rows)
-                    )
-                    self.position = self._next.start
-                else:
-                    self._advance()
-                yield from map(_unsliced, _cast(table, self._schema, batch.start).to_batches())
-                rows, size = rows + table.num_rows, size + table.nbytes
-                self._bar.update(table.num_rows)
-                if rows == limits.rows or size >= limits.bytes:
-                    return
-        except BaseException as error:
-            self._error = error
-            raise
-
-    def _advance(self) -> None:
-        """Read the next batch, and put the position before it, or after the last one."""
-        last = self._next
-        self._next = next(self._batches, None)
-        if self._next is not None:
-            self.position = self._next.start
-        elif last is not None:
-            self.position = last.start.after(last.table.num_rows)
-
-
-def _cast(table: pa.Table, schema: pa.Schema, start: Position) -> pa.Table:
-    if table.schema.names != schema.names:
-        table = table.select(schema.names)
-    try:
-        return table if table.schema.equals(schema) else table.cast(schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ValueError(
-            f"the rows of the source after row {start.rows} do not fit its features: {error}; give "
-            "`features` that all rows fit"
-        ) from error
-
-
-def _unsliced(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch without offsets in nested columns, at which Lance 14 panics in nested structs."""
-    columns = [
-        column.take(pa.array(range(len(column)), pa.int64()))
-        if column.offset and column.type.num_fields
-        else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _write_in_two_passes(

@@ -13,10 +13,9 @@ from helpers import make_table
 from s3 import S3
 
 from hf_lance_stream import benching
+from hf_lance_stream.bench_reader import Reader, Run, Setting
 from hf_lance_stream.benching import (
     Figures,
-    Run,
-    Setting,
     bench,
     choose,
     number_of_runs,
@@ -154,7 +153,7 @@ class TestStages:
 class TestReading:
     def test_counts_the_rows_and_bytes_that_were_read(self, table: str) -> None:
         source = open_source(table, columns=["id"])
-        reader = benching.Reader(source, 50, "torch", 4, 0.05)
+        reader = Reader(source, 50, "torch", 4, 0.05)
         run = reader(setting(clump=16), 1)
         assert reader.joins_batches
         assert run.rows > 0
@@ -167,7 +166,7 @@ class TestReading:
     def test_ragged_rows_stay_rows(self, tmp_path: Path) -> None:
         ragged = pa.array([list(range(i % 7)) for i in range(300)])
         path = make_table(tmp_path / "t.lance", 300, 100, ["id"], extra={"x": ragged})
-        reader = benching.Reader(open_source(path), 16, "torch", None, 0.02)
+        reader = Reader(open_source(path), 16, "torch", None, 0.02)
         assert reader(setting(clump=1), 0).rows > 0
         assert reader.joins_batches is False
         assert reader(setting(clump=1, workers=1), 0).rows > 0

@@ -155,6 +155,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "batches": lambda ds: ds.iter(10),
     "batched map": lambda ds: ds.map(lambda batch: batch, batched=True, batch_size=7),
     "loader": lambda ds: hls.stateful_dataloader(ds, batch_size=10),
+    "arrow map": lambda ds: ds.with_format("arrow").map(lambda t: t, batched=True, batch_size=7),
+    "chunks": lambda ds: ds._ex_iterable.iter_arrow(),
     "select_columns": lambda ds: ds.select_columns(["id"]),
 }
 

@@ -33,6 +33,7 @@ from hf_lance_stream.credentials import (
     secret_texts,
     without_secrets,
 )
+from hf_lance_stream.lance_errors import reason_of
 from hf_lance_stream.processes import ByDill
 
 SHUFFLED: dict[str, Any] = {"num_splits": 4, "shuffle_seed": 1, "shuffle_clump_size": 8}
@@ -269,6 +270,11 @@ def test_no_secret_is_in_the_cache_of_a_map_style_dataset(watched: Watched, tmp_
     for path in files:
         assert_no_secret(str(path))
         assert_no_secret(path.read_bytes())
+
+
+def test_the_reason_of_an_error_is_its_first_line_without_secrets() -> None:
+    error = ValueError(f"no s3://u:{PASSWORD}@b/x, /a/b.rs:3:4\nand more")
+    assert reason_of(error) == "no s3://b/x"
 
 
 def test_a_state_holds_the_bare_name_of_a_table_with_a_password() -> None:

@@ -725,8 +725,12 @@ def test_a_run_on_an_object_store_is_pinned_and_goes_on_at_its_version() -> None
         ds = build()
         ds.load_state_dict(state)
         assert ids(ds) == want[30:]
-        assert ids(pickle.loads(pickle.dumps(build(version="run")))) == want
-        assert ids(pickle.loads(pickle.dumps(build(version="trial")))) == want
+        assert (
+            ids(pickle.loads(pickle.dumps(build(version="run", pickle_credentials=True)))) == want
+        )
+        assert (
+            ids(pickle.loads(pickle.dumps(build(version="trial", pickle_credentials=True)))) == want
+        )
         with pytest.raises(FileNotFoundError, match="did you mean 'trial'"):
             build(version="trail")
 
