@@ -52,7 +52,7 @@ def from_lance(
     """Stream Lance tables as a Hugging Face dataset.
 
     Args:
-        source: a path or URI (str or Path), a `lance.LanceDataset`, an embedded `lancedb` table,
+        source: a path or URI (str or Path), a `lance.LanceDataset`, a `lancedb` table,
             or a list of these: its tables are read as one, in the order given.
         columns: names of the columns to read; no other is read. ``"a.b"`` is the field ``b`` of
             the struct ``a``. Default: all.

@@ -6,19 +6,17 @@ row is asked for with its offset, and all must have come.
 """
 
 import hashlib
-import json
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
 
+from hf_lance_stream.address import SCHEME, Address, address_of
 from hf_lance_stream.permutation import Int64Array
 from hf_lance_stream.processes import is_starting_child, refuse_unsafe_fork
 from hf_lance_stream.refs import Version
@@ -26,15 +24,11 @@ from hf_lance_stream.refs import Version
 if TYPE_CHECKING:
     from lancedb.table import Table as Handle
 
-SCHEME = "db://"
 _OFFSET = "_rowoffset"  # LanceDB's number of a row, which `take_offsets` counts in
 _ROW_ID = "_rowid"
 _ROWS_PER_REQUEST = 4096  # whose offsets are about 30 KB of a request
 _NUM_SHARDS = 64  # natural shards: the fragments are not known
 _MAIN = "main"  # the name of the branch that a table begins with
-_OPTIONS = ("api_key", "host_override", "region")
-_HEADERS_OF = ("account_name", "azure_storage_account_name")  # storage options that LanceDB sends
-_USER = re.compile(r"(?<=//)[^/?#]*@")  # of a URL, with the password
 _MISSING = {404, 405, 501}  # a server that does not know a call
 
 _UNKNOWN_BRANCH = (  # neither in the list of tags, nor where a server resolves one
@@ -45,78 +39,6 @@ _UNKNOWN_BRANCH = (  # neither in the list of tags, nor where a server resolves 
 _lock = threading.Lock()  # around handles and counts
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a table is.
-
-    Attributes:
-        connection: what LanceDB writes of a connection in order to make it again, with its API
-            key; None for a table in memory, which has no address.
-        name: name of the table.
-        namespace: names of the namespaces around it.
-        branch: None for the main branch.
-    """
-
-    connection: Mapping[str, Any] | None = field(repr=False)
-    name: str
-    namespace: tuple[str, ...] = ()
-    branch: str | None = None
-
-    @property
-    def uri(self) -> str:
-        """``db://database/namespace/table``, or ``memory://table``."""
-        base = "memory:/" if self.connection is None else self.connection["db_url"].rstrip("/")
-        branch = () if self.branch is None else ("tree", self.branch)
-        return "/".join((base, *self.namespace, self.name, *branch))
-
-    def secrets(self) -> dict[str, str]:
-        """What of the connection is secret, by name."""
-        if self.connection is None:
-            return {}
-        headers = (self.connection.get("client_config") or {}).get("extra_headers") or {}
-        user = _USER.search(self.connection.get("host_override") or "")
-        found = {"api_key": self.connection.get("api_key"), "host_override": user and user[0]}
-        return {name: str(value) for name, value in (found | headers).items() if value}
-
-    def without_secrets(self) -> "Address":
-        """The same address; whoever opens it must have the API key."""
-        if self.connection is None:
-            return self
-        public = dict(self.connection) | {"api_key": None}
-        public["client_config"] = dict(public.get("client_config") or {}) | {"extra_headers": None}
-        public["host_override"] = _USER.sub("", public.get("host_override") or "") or None
-        return replace(self, connection=public)
-
-    def open(self, version: int | None) -> "Handle":
-        """The table at `version`, None for the latest; it stays there."""
-        import lancedb
-
-        if self.connection is None:
-            raise ValueError(f"{self.uri} is in the memory of the process that made it")
-        connection = dict(self.connection)
-        connection["api_key"] = connection.get("api_key") or os.environ.get("LANCEDB_API_KEY")
-        if not connection["api_key"]:
-            raise ValueError("the API key is missing: set it as LANCEDB_API_KEY in the environment")
-        # Not by pickle: a pickled table of LanceDB has the key in it.
-        database = lancedb.deserialize_conn(json.dumps(connection))
-        table = database.open_table(
-            self.name, namespace_path=list(self.namespace), branch=self.branch, version=version
-        )
-        if version is None:
-            table.checkout(table.version)
-        return table
-
-    def reason_of(self, error: BaseException) -> str:
-        """The first line of an error of LanceDB and of what caused it, without secrets."""
-        lines = [str(error).strip().partition("\n")[0] or repr(error)]
-        if error.__cause__ is not None:
-            lines.append(str(error.__cause__).strip().partition("\n")[0])
-        text = re.sub(r", \S+\.rs:\d+:\d+|\(request_id=[^)]*\) ", "", ": ".join(lines))
-        for secret in self.secrets().values():
-            text = text.replace(secret, "***")
-        return text
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,7 +300,7 @@ def pin_remote(
         ValueError: the database cannot be reached, or does not let us in.
     """
     refuse_unsafe_fork()
-    address = _address_of(item, options, argument)
+    address = address_of(item, options, argument)
     try:
         handle = item if not isinstance(item, str) else address.open(None)
         found = handle.version
@@ -449,57 +371,6 @@ def _digest(handle: "Handle", version: int, schema: pa.Schema) -> str:
         times = []
     text = repr(([time.timestamp() for time in times], str(schema)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _address_of(item: Any, options: Mapping[str, str] | None, argument: str) -> Address:
-    options = options or {}
-    unknown = sorted(set(options) - {*_OPTIONS, *_HEADERS_OF})
-    if unknown:
-        raise ValueError(
-            f"`storage_options` of a LanceDB database may have {[*_OPTIONS, *_HEADERS_OF]}: got "
-            f"{unknown}; give lancedb.connect what else there is, and pass the table"
-        )
-    if isinstance(item, str):
-        return _address_of_uri(item, options, argument)
-    if not type(item).__module__.startswith("lancedb.remote."):
-        return Address(None, item.name, branch=item.current_branch())
-    # Private: what a table pickles to. It has the connection in the words of
-    # `DBConnection.serialize`, which is public, but a table does not give its connection.
-    try:
-        state = item.__getstate__()
-    except Exception as error:  # a provider of headers, or OAuth
-        raise ValueError(
-            f"`{argument}`: the connection of {item!r} cannot be made again in another process: "
-            f"{error}"
-        ) from error
-    connection = json.loads(state["connection_state"])
-    connection |= {name: options[name] for name in _OPTIONS if name in options}
-    return Address(connection, state["name"], tuple(state["namespace_path"]), state["branch"])
-
-
-def _address_of_uri(uri: str, options: Mapping[str, str], argument: str) -> Address:
-    import lancedb
-
-    parts = urlsplit(uri)
-    names = [unquote(name) for name in parts.path.split("/") if name]
-    if not parts.netloc or not names or parts.query or parts.fragment or "@" in parts.netloc:
-        got = f"{SCHEME}{parts.netloc.rpartition('@')[2]}{parts.path}"
-        raise ValueError(
-            f"`{argument}` must name a table of the database, as db://database/table, or "
-            f"db://database/namespace/table, with nothing else: got {got!r}"
-        )
-    known = {name: value for name, value in options.items() if name in _OPTIONS}
-    others = {name: value for name, value in options.items() if name in _HEADERS_OF}
-    try:
-        database = lancedb.connect(
-            f"{SCHEME}{parts.netloc}", **known, storage_options=others or None
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"`{argument}`: {uri!r} cannot be opened: {error}; give storage_options="
-            '{"api_key": …}, or set LANCEDB_API_KEY in the environment'
-        ) from error
-    return Address(json.loads(database.serialize()), names[-1], tuple(names[:-1]))
 
 
 def _cannot_open(address: Address, error: Exception, argument: str) -> Exception:

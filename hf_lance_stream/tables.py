@@ -12,9 +12,9 @@ from typing import Any
 
 from datasets.data_files import sanitize_patterns
 
+from hf_lance_stream.address import SCHEME
 from hf_lance_stream.credentials import public_uri
 from hf_lance_stream.open_table import is_table, tables_in
-from hf_lance_stream.remote import SCHEME
 
 _PARTS_OF_A_TABLE = {"_versions", "_transactions", "_indices", "_deletions", "data"}
 

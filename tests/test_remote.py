@@ -343,9 +343,11 @@ def test_a_pickle_without_the_key_says_what_it_needs(
 def test_a_pickle_has_the_key_when_asked_and_for_a_child_that_is_started(
     server: LanceDBServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = pickle.loads(pickle.dumps(stream(server, pickle_credentials=True, **SHUFFLED)))
+    assert ids(asked) == local_ids(server, **SHUFFLED)
     table = the_table(stream(server))
-    asked = pickle.dumps(replace(table, pickle_credentials=True))
-    assert pickle.loads(asked).handle.count_rows() == ROWS
+    with pytest.raises(ValueError, match="the API key is missing"):
+        _ = pickle.loads(pickle.dumps(table)).handle
     monkeypatch.setattr("hf_lance_stream.remote.is_starting_child", lambda: True)
     assert pickle.loads(pickle.dumps(table)).handle.count_rows() == ROWS
 
@@ -374,6 +376,7 @@ def test_a_wrong_key_is_refused_in_words(server: LanceDBServer) -> None:
     options = {**server.options, "api_key": "sk-wrong-key"}
     with pytest.raises(ValueError, match=r"'db://farm/pets' cannot be opened: .*401.*API key") as e:
         hls.from_lance(f"{server.uri}/pets", storage_options=options)
+    assert str(e.value.__cause__).endswith("wrong API key ***")  # the server repeats the key
     assert "sk-wrong-key" not in str(e.value)
 
 
