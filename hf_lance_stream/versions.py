@@ -191,8 +191,8 @@ def _saved_source(
         raise ValueError(
             f"the state was saved at version {saved['version']} of a table with other files than "
             f"{name} has at that version: files: saved {shown(saved.get('files'))}, now {files!r}; "
-            "it was made anew, or another one is at its place: load the state into a dataset of the "
-            "table it is of, or start anew"
+            "it was made anew, or another one is at its place: load the state into a dataset of "
+            "the table it is of, or start anew"
         )
     if has_changed:
         raise ValueError(
