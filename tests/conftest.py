@@ -16,6 +16,29 @@ import pytest  # noqa: E402
 from command import Command  # noqa: E402
 from helpers import make_table  # noqa: E402
 
+SLOW = {
+    "accelerate",
+    "bench_command",
+    "conformance",
+    "elastic",
+    "faults",
+    "fuzz",
+    "lightning",
+    "notebooks",
+    "torchrun",
+    "trainer_torchrun",
+    "version_states",
+    "writing",
+}
+"""Files of tests that take longest, most of it for starting processes; `pytest -m ""` runs all."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of these files as slow."""
+    for item in items:
+        if item.path.stem.removeprefix("test_") in SLOW:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture
 def table(tmp_path: Path) -> str:
