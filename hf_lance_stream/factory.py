@@ -145,7 +145,7 @@ def examples_of(
     rank: int | None,
     world_size: int | None,
     read_budget: int,
-    on_bad_rows: OnBadRows,
+    on_bad_rows: OnBadRows = "raise",
 ) -> LanceExamplesIterable:
     """The rows of `source` that a rank reads; an impossible split is refused here."""
     read_budget = check_int("read_budget", read_budget, 1, 2**62, " (bytes to read ahead)")
