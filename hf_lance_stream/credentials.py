@@ -19,7 +19,7 @@ _NAMES = re.compile(
 )
 _SWITCHES = {"", "0", "1", "true", "false", "yes", "no", "on", "off"}  # no secrets, by any name
 _CONTAINER = re.compile(r"^(abfss?|wasbs?)$")  # of Azure: container@account.host
-_PARAMETER = re.compile(r"([?&;]([^=&;\s'\"]+)=)([^&;\s'\")]+)")
+_PARAMETER = re.compile(r"([?&;#]([^=&;#\s'\"]+)=)([^&;#\s'\")]+)")
 _USER = re.compile(r"\b([a-z][a-z0-9+.-]*)://([^/\s?#'\"]*)@", re.IGNORECASE)
 _SHORT = 6  # characters; a shorter value would be found where it is none
 
@@ -44,7 +44,10 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def redacted(options: Mapping[Any, Any]) -> dict[Any, Any]:
     """Options for an error: no secret is in them."""
-    return {name: HIDDEN if is_secret(name, value) else value for name, value in options.items()}
+    return {
+        name: HIDDEN if not isinstance(name, str) or is_secret(name, value) else value
+        for name, value in options.items()
+    }
 
 
 def public_uri(uri: str) -> str:

@@ -92,6 +92,10 @@ class BlobFile(io.RawIOBase):
         """Fill `buffer` from the position on; returns how many bytes there were."""
         return int(self._read(lambda file: file.readinto(buffer)))
 
+    def write(self, buffer: Any) -> int:
+        """Refused: a blob is read only."""
+        raise io.UnsupportedOperation("not writable")
+
     def readall(self) -> bytes:
         """The bytes from the position to the end."""
         return bytes(self._read(lambda file: file.read()))

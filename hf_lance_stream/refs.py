@@ -70,6 +70,8 @@ def tag(handle: "lance.LanceDataset", uri: str, name: str) -> bool:
     """
     if is_tagged(handle, uri, name):
         return False
+    if name in handle.branches.list():
+        raise ValueError("ref is invalid: it is the name of a branch, which would be hidden")
     try:
         handle.tags.create(name, handle.version)
     except (ValueError, OSError):

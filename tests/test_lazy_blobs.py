@@ -365,3 +365,10 @@ def test_features_with_lazy_blobs_are_those_of_their_own_description() -> None:
     with pytest.raises(TypeError, match="lazy blob cannot be made of binary"):
         hls.LazyBlob().cast_storage(pa.array([b"x"]))
     assert np.array(hls.LazyBlob().cast_storage(pa.nulls(2))).tolist() == [None, None]
+
+
+def test_a_lazy_blob_cannot_be_written(ds: Any) -> None:
+    file = next(row["b"] for row in ds if row["b"] is not None)
+    assert not file.writable()
+    with pytest.raises(io.UnsupportedOperation):
+        file.write(b"x")

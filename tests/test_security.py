@@ -97,6 +97,14 @@ URIS = [
 ]
 
 
+def test_odd_places_of_secrets_are_known() -> None:
+    assert public_uri(f"s3://b/t.lance#token={SIGNATURE}") == "s3://b/t.lance#token=***"
+    assert redacted({5: PASSWORD}) == {5: "***"}
+    with pytest.raises(ValueError, match="storage_options") as caught:
+        hls.from_lance("s3://b/t.lance", storage_options={5: PASSWORD})
+    assert PASSWORD not in str(caught.value)
+
+
 @pytest.mark.parametrize(("uri", "public", "bare"), URIS)
 def test_secrets_of_a_uri_are_hidden_in_texts_and_left_out_of_pickles(
     uri: str, public: str, bare: str

@@ -742,3 +742,10 @@ def test_the_digest_of_a_table_tells_deletions_apart(path: str, tmp_path: Path) 
     lance.dataset(path).delete("id = 7")
     lance.dataset(copy).delete("id = 8")
     assert open_source(path).files_digest != open_source(copy).files_digest
+
+
+def test_a_tag_may_not_have_the_name_of_a_branch(path: str) -> None:
+    lance.dataset(path).create_branch("trial")
+    with pytest.raises(ValueError, match=r"`tag`: 'trial' of .* is the name of a branch"):
+        hls.pin(hls.from_lance(path), "trial")
+    assert "trial" not in lance.dataset(path).tags.list()
