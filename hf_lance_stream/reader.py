@@ -29,7 +29,7 @@ def read_ahead(
     Chunks end at multiples of `chunk`, wherever the reading begins, so that a resumed reader
     cuts its rows at the same places, unless it goes `by_rows`. As many chunks are read ahead as
     the budget holds, at least one, by the size of those read so far. Closing the iterator ends
-    the threads.
+    the threads, once they have read what they were reading.
 
     Args:
         read: reads the rows ``[start, stop)``; called in other threads.
@@ -51,6 +51,7 @@ def read_ahead(
     spans = _Spans(begin, end, chunk, by_rows)
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="hf_lance_stream")
     pending: deque[tuple[int, int, Future[Chunk]]] = deque()
+    is_left = False
     row_bytes, ahead = _RowBytes(), 2  # it starts with little: the first row shall come soon
 
     def submit(count: int) -> None:
@@ -88,11 +89,16 @@ def read_ahead(
             yield stop, found
             del found  # the consumer is done with it
             counters.consumed(perf_counter() - given)
+    except GeneratorExit:
+        is_left = True
+        raise
     finally:
         # Not `cancel_futures=True`: that fails when a suspended iterator is collected at exit.
         for _, _, waiting in pending:
             waiting.cancel()
-        pool.shutdown(wait=True)
+        # Who leaves may be the garbage collector, in the middle of the start of another thread,
+        # where joining one would wait for a lock of that start for ever.
+        pool.shutdown(wait=not is_left)
 
 
 class _RowBytes:

@@ -167,7 +167,28 @@ def test_no_thread_is_left(leave):
     elif leave == "end":
         rows_of(chunks)
     del chunks
+    until = time.monotonic() + 10  # they end once they have read what they were reading
+    while our_threads() - before and time.monotonic() < until:
+        time.sleep(0.01)
     assert not our_threads() - before
+
+
+def test_leaving_waits_for_no_thread():
+    """Who leaves may be the garbage collector while another thread starts: joining would hang."""
+    reading = threading.Event()
+    go_on = threading.Event()
+
+    def read(start, stop):
+        if start:
+            reading.set()
+            assert go_on.wait(10)
+        return numbers(start, stop)
+
+    chunks = read_ahead(read, 0, 1000, 100, budget=10**6)
+    next(chunks)
+    assert reading.wait(10)
+    chunks.close()  # while a chunk is being read
+    go_on.set()
 
 
 def test_counters_add_up():
