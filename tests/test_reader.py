@@ -177,17 +177,20 @@ def test_leaving_waits_for_no_thread():
     """Who leaves may be the garbage collector while another thread starts: joining would hang."""
     reading = threading.Event()
     go_on = threading.Event()
+    has_read = threading.Event()
 
     def read(start, stop):
         if start:
             reading.set()
-            assert go_on.wait(10)
+            go_on.wait(2)
+            has_read.set()
         return numbers(start, stop)
 
     chunks = read_ahead(read, 0, 1000, 100, budget=10**6)
     next(chunks)
     assert reading.wait(10)
     chunks.close()  # while a chunk is being read
+    assert not has_read.is_set()
     go_on.set()
 
 
